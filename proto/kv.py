@@ -1,0 +1,54 @@
+"""What is known about KV memory and its transfers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from proto.base import Message
+from proto.ids import Room
+
+__all__ = ["Lane", "PeerAddress", "TransferReport"]
+
+
+class Lane(StrEnum):
+    """The transport that carried the bytes, as UCX names it."""
+
+    SYSV = "sysv"
+    POSIX = "posix"
+    CMA = "cma"
+    TCP = "tcp"
+    RC = "rc"
+    CUDA_IPC = "cuda_ipc"
+    LOCAL = "local"
+    """No transfer: prefill and decode ran in one engine."""
+    UNKNOWN = "unknown"
+
+
+class PeerAddress(Message, frozen=True, kw_only=True):
+    """How to reach the data plane of one engine incarnation."""
+
+    incarnation: str
+    host: str
+    """Identity of the host and of its IPC namespace: equal means shared memory is shared."""
+    workers: dict[str, bytes] = {}
+    """UCX worker address per lane on which this engine accepts peers."""
+
+
+class TransferReport(Message, frozen=True, kw_only=True):
+    """What one KV transfer did, as its receiver (or its sender) saw it."""
+
+    room: Room
+    lane: Lane
+    expected_bytes: int
+    """layers x 2 x heads x head_dim x bytes per value x tokens, by the layout of the card."""
+    moved_bytes: int
+    tokens: int = 0
+    chunks: int = 0
+    queue_s: float = 0.0
+    """From the ask to the first byte that could have been sent."""
+    wire_s: float = 0.0
+    """From the first chunk's arrival to the last one's."""
+    copy_s: float = 0.0
+    """Gathering and scattering of pages on the side that reports."""
+    total_s: float = 0.0
+    """From the ask until all pages are usable."""

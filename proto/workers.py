@@ -1,0 +1,163 @@
+"""Who is out there: identity, compatibility, load and open leases of each process."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+from proto.base import Message
+from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
+from proto.kv import PeerAddress
+
+__all__ = [
+    "CompatCard",
+    "Heartbeat",
+    "LeaseRef",
+    "LeaseSide",
+    "Role",
+    "WorkerLoad",
+    "WorkerRef",
+    "WorkerState",
+]
+
+
+class Role(StrEnum):
+    """What a process does in the system."""
+
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    AGGREGATED = "aggregated"
+    CLEANUP = "cleanup"
+
+
+class WorkerState(StrEnum):
+    """Whether a process may be given work."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class LeaseSide(StrEnum):
+    """Which memory a lease is about."""
+
+    SRC = "src"
+    """Prefill's pages."""
+    DST = "dst"
+    """Decode's pages."""
+
+
+class WorkerRef(Message, frozen=True, kw_only=True):
+    """One incarnation of one worker: the address of all control messages."""
+
+    role: Role
+    instance: InstanceId
+    incarnation: Incarnation
+
+
+class CompatCard(Message, frozen=True, kw_only=True):
+    """All that must be equal before KV may move from one engine to another."""
+
+    model: str
+    """Served name."""
+    revision: str
+    """Hash of the model's content."""
+    tokenizer: str
+    """Hash of the tokenizer and its chat template."""
+    dtype: str
+    kv_dtype: str
+    kv_layout: str
+    page_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    tp: int = 1
+    pp: int = 1
+    attention: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    protocol: int = 1
+    draft: str | None = None
+    context_tokens: int = 0
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits; equal exactly when the cards are equal."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:16]
+
+    def differences(self, other: CompatCard) -> tuple[str, ...]:
+        """Return the names of the fields in which two cards differ."""
+        return tuple(
+            name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that one token takes in all layers of one engine."""
+        width = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+        return self.layers * 2 * self.kv_heads * self.head_dim * width.get(self.kv_dtype, 2)
+
+
+class LeaseRef(Message, frozen=True, kw_only=True):
+    """An open lease, as its owner reports it."""
+
+    lease: LeaseId
+    rid: RequestId
+    attempt: int
+    side: LeaseSide
+    tokens: int
+    age_s: float
+    closing: bool = False
+    """The owner has begun to free it."""
+
+
+class WorkerLoad(Message, frozen=True, kw_only=True):
+    """How busy an engine is."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    """Prompt tokens accepted and not yet prefilled."""
+    slots: int = 0
+    """Most requests that run at once."""
+    slots_free: int = 0
+    """Slots neither running nor reserved."""
+    kv_used_tokens: int = 0
+    kv_total_tokens: int = 0
+    kv_reserved_tokens: int = 0
+    engine_age_s: float = 0.0
+    """Age of the engine's own figures."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Sent once a second by every process; the only source of liveness.
+
+    It carries the whole description of its sender, so that a process that has just started knows
+    the fleet after one period.
+    """
+
+    role: Role
+    instance: InstanceId
+    incarnation: Incarnation
+    version: str
+    sequence: int
+    sent_ms: int
+    state: WorkerState
+    reason: str = ""
+    """Why the state is not `ready`."""
+    card: CompatCard | None = None
+    address: PeerAddress | None = None
+    load: WorkerLoad | None = None
+    leases: tuple[LeaseRef, ...] = ()
+    pids: tuple[int, ...] = ()
+    """Process ids of the engine, for operators on the same host."""
+
+    @property
+    def ref(self) -> WorkerRef:
+        """The sender as the address of control messages."""
+        return WorkerRef(role=self.role, instance=self.instance, incarnation=self.incarnation)
