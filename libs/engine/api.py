@@ -1,0 +1,72 @@
+"""The engine port: what a worker service may ask of its engine, and how it ends.
+
+One `Engine` object is one incarnation. It never comes back from the dead: the service makes a new
+one, with a new incarnation, from its `EngineFactory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from proto.host import EngineLoad, EngineReady, Job, JobOutput
+from proto.ids import Incarnation, JobId
+
+__all__ = ["Engine", "EngineDead", "EngineFactory"]
+
+
+class EngineDead(Exception):
+    """The engine is gone, or could not start; the text says why."""
+
+
+class Engine(Protocol):
+    """One incarnation of a running model."""
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The name of this life of the engine."""
+        ...
+
+    async def start(self) -> EngineReady:
+        """Load the model and open the data plane.
+
+        Raises:
+            EngineDead: it could not start.
+        """
+        ...
+
+    def run(self, job: Job) -> AsyncIterator[JobOutput]:
+        """Compute a job. Yields `JobTokens` in order, then one `JobFinished` or `JobFailed`.
+
+        When the last output has been yielded, the engine holds nothing for the job any more.
+        Closing the iterator early does not stop the job: `abort` does. A second run of a live
+        job id yields `JobFailed`.
+
+        Raises:
+            EngineDead: the engine died; its memory is gone with it.
+        """
+        ...
+
+    async def abort(self, job: JobId) -> None:
+        """Stop a job wherever it is; harmless if unknown. Its `run` still ends as promised.
+
+        Raises:
+            EngineDead: there is nobody to tell.
+        """
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return the newest figures of the engine."""
+        ...
+
+    async def wait_dead(self) -> str:
+        """Wait until this incarnation is gone; return why."""
+        ...
+
+    async def stop(self) -> None:
+        """End the incarnation; returns when its processes are gone."""
+        ...
+
+
+EngineFactory = Callable[[Incarnation], Engine]
+"""Makes the next incarnation."""

@@ -1,0 +1,217 @@
+"""The data plane port: KV pages from one engine process to another, receiver-driven.
+
+Only the owner of pages writes them. Decode *fetches* a room into its own pages; prefill *offers*
+a room and pushes chunks of its own pages as they are computed. Both handles are polled or waited
+on from any thread; all UCX work happens on the plane's own thread.
+
+Life of a room::
+
+    decode                                prefill
+    fetch(room) -- want ---------------->  offer(room)      WAITING until both are known
+                                           push(pages) ...  READY -> MOVING
+    slab <------ chunk (granted credit) -  gather pages into a slab, send
+    scatter, under the lock, room re-checked
+    DONE  (last chunk scattered)           DONE  (last send completed)
+    abort() ----- stop ----------------->  FAILED           (each direction)
+
+A side's pages may be reused as soon as its own handle is DONE or FAILED: local evidence, no timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from proto.errors import ErrorCode
+from proto.ids import Room
+from proto.kv import Lane, PeerAddress, TransferReport
+
+__all__ = [
+    "DataPlane",
+    "Fetch",
+    "KvLayout",
+    "Offer",
+    "PagePool",
+    "PlaneSettings",
+    "PlaneStats",
+    "RoomState",
+    "TransferFailure",
+]
+
+Pages = npt.NDArray[np.int64]
+
+
+class RoomState(IntEnum):
+    """Where a handle stands; FAILED and DONE are final."""
+
+    FAILED = 0
+    WAITING = 1
+    """The other side is not known yet."""
+    READY = 2
+    """Both sides are known; nothing has moved."""
+    MOVING = 3
+    DONE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailure:
+    """Why a room failed."""
+
+    code: ErrorCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The shape of paged memory; must be equal on both sides."""
+
+    page_bytes: tuple[int, ...]
+    """Bytes of one page in each buffer (all K layers, then all V layers)."""
+    row_bytes: tuple[int, ...]
+    """Bytes of one row in each auxiliary buffer (first token, log-probabilities, ...)."""
+    page_tokens: int
+    compat: str
+    """Digest of the compatibility card (or of what the engine process knows of it)."""
+
+
+@dataclass(slots=True)
+class PagePool:
+    """Paged memory as bytes: one array of shape (pages, page_bytes) and dtype uint8 a buffer."""
+
+    buffers: Sequence[npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSettings:
+    """How the data plane behaves; all times in seconds."""
+
+    lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
+    """Lanes on which peers are accepted, best first. A lane not listed is never used."""
+    interface: str | None = None
+    """Network device for the TCP lane; None lets UCX choose."""
+    chunk_bytes: int = 4 << 20
+    credits: int = 4
+    """Slabs that decode grants to each prefill peer."""
+    connect_timeout_s: float = 5.0
+    want_timeout_s: float = 60.0
+    """How long a fetch waits for its offer, and an offer for its fetch."""
+    transfer_timeout_s: float = 20.0
+    """Most time between the first and the last chunk without progress."""
+
+
+@dataclass(slots=True)
+class PlaneStats:
+    """Counters since the start."""
+
+    open_rooms: int = 0
+    peers: int = 0
+    peers_lost: int = 0
+    dropped_chunks: int = 0
+    """Chunks for unknown or closed rooms."""
+    refused_peers: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    by_lane: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes sent and received."""
+    malformed_messages: int = 0
+    """Messages dropped because they made no sense."""
+
+    def note_lane(self, lane: Lane, moved: int) -> None:
+        """Count bytes that a lane has carried."""
+        self.by_lane[lane] = self.by_lane.get(lane, 0) + moved
+
+
+class Fetch(Protocol):
+    """Decode's end of a room."""
+
+    room: Room
+
+    @property
+    def state(self) -> RoomState: ...
+    @property
+    def failure(self) -> TransferFailure | None: ...
+    @property
+    def report(self) -> TransferReport | None:
+        """Set when the state is final."""
+        ...
+
+    def abort(self, detail: str) -> None:
+        """Give up; when this returns no page of ours will be written any more."""
+        ...
+
+
+class Offer(Protocol):
+    """Prefill's end of a room."""
+
+    room: Room
+
+    @property
+    def state(self) -> RoomState: ...
+    @property
+    def failure(self) -> TransferFailure | None: ...
+    @property
+    def report(self) -> TransferReport | None: ...
+    @property
+    def skip_pages(self) -> int:
+        """Pages at the start that decode already holds; valid from READY on."""
+        ...
+
+    def push(
+        self, pages: Sequence[int] | Pages, *, first_page: int, last: bool, row: int | None = None
+    ) -> None:
+        """Send pages that are complete; `first_page` is their place in the request.
+
+        Returns when the pages have been copied out or queued; they must stay unchanged until the
+        state is final. `row` is the auxiliary row to send with the last chunk.
+        """
+        ...
+
+    def abort(self, detail: str) -> None:
+        """Give up; when this returns no page of ours will be read any more."""
+        ...
+
+
+class DataPlane(Protocol):
+    """One per engine process (and tensor-parallel rank)."""
+
+    @property
+    def address(self) -> PeerAddress:
+        """What peers need to reach this plane."""
+        ...
+
+    @property
+    def stats(self) -> PlaneStats: ...
+
+    def fetch(  # noqa: PLR0913 - one argument a fact of the ask
+        self,
+        source: PeerAddress,
+        room: Room,
+        pages: Sequence[int] | Pages,
+        *,
+        row: int,
+        tokens: int,
+        skip_pages: int = 0,
+    ) -> Fetch:
+        """Ask a prefill engine for a room, into `pages` and auxiliary row `row` of ours."""
+        ...
+
+    def offer(self, room: Room) -> Offer:
+        """Announce that this engine will produce a room."""
+        ...
+
+    def connect(self, source: PeerAddress) -> bool:
+        """Begin to connect to a prefill engine; return whether the link is up."""
+        ...
+
+    def close(self) -> None:
+        """Fail all rooms, drop all peers, end the thread."""
+        ...
+
+
+Wake = Callable[[], None]
+"""Called from the plane's thread whenever a handle changes its state."""
