@@ -1,0 +1,5 @@
+"""Telling what happened to a request: one call makes the event, the span and the metric."""
+
+from libs.chronicle.chronicle import Chronicle
+
+__all__ = ["Chronicle"]

@@ -1,0 +1,7 @@
+"""Who is alive: every process announces itself once a second, and whoever cares listens."""
+
+from libs.fleet.announcer import Announcer
+from libs.fleet.listener import FleetListener
+from libs.fleet.view import DEAD_S, SUSPECT_S, Fleet, Health, Member
+
+__all__ = ["DEAD_S", "SUSPECT_S", "Announcer", "Fleet", "FleetListener", "Health", "Member"]

@@ -1,0 +1,108 @@
+"""Announces one process to the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from libs.bus.api import Bus, BusDown, TooLarge
+from libs.clock.api import Clock
+from libs.telemetry import get_logger
+from proto import subjects
+from proto.ids import Incarnation
+from proto.kv import PeerAddress
+from proto.workers import (
+    CompatCard,
+    Heartbeat,
+    LeaseRef,
+    WorkerLoad,
+    WorkerRef,
+    WorkerState,
+)
+
+__all__ = ["PERIOD_S", "Announcer", "Presence", "pdbus_version"]
+
+PERIOD_S = 1.0
+_MIN_GAP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a process says of itself in its next heartbeat."""
+
+    ref: WorkerRef
+    state: WorkerState
+    reason: str = ""
+    card: CompatCard | None = None
+    address: PeerAddress | None = None
+    load: WorkerLoad | None = None
+    leases: tuple[LeaseRef, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+class Announcer:
+    """Publishes a heartbeat once a second, and at once when `hurry` is called."""
+
+    def __init__(self, *, bus: Bus, clock: Clock, describe: Callable[[], Presence]) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._describe = describe
+        self._sequences: dict[Incarnation, int] = {}
+        self._wake = asyncio.Event()
+        self._version = pdbus_version()
+
+    def hurry(self) -> None:
+        """Announce now: something changed that others wait for."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Announce until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.announce()
+            # A burst of changes becomes one heartbeat.
+            await self._clock.sleep(_MIN_GAP_S)
+            try:
+                async with asyncio.timeout(PERIOD_S - _MIN_GAP_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def announce(self) -> None:
+        """Publish one heartbeat; while the bus is down it is skipped, as it would be stale."""
+        presence = self._describe()
+        ref = presence.ref
+        sequence = self._sequences.get(ref.incarnation, 0) + 1
+        self._sequences = {ref.incarnation: sequence}
+        heartbeat = Heartbeat(
+            role=ref.role,
+            instance=ref.instance,
+            incarnation=ref.incarnation,
+            version=self._version,
+            sequence=sequence,
+            sent_ms=self._clock.unix_ms(),
+            state=presence.state,
+            reason=presence.reason,
+            card=presence.card,
+            address=presence.address,
+            load=presence.load,
+            leases=presence.leases,
+            pids=presence.pids,
+        )
+        subject = subjects.heartbeat(ref.role, ref.instance, ref.incarnation)
+        try:
+            await self._bus.publish(subject, heartbeat)
+        except BusDown:
+            pass
+        except TooLarge:
+            get_logger().error("heartbeat does not fit", leases=len(presence.leases))
+
+
+def pdbus_version() -> str:
+    """Return the version of the installed product."""
+    try:
+        return version("pdbus")
+    except PackageNotFoundError:
+        return "0.0.0"

@@ -1,0 +1,393 @@
+"""One worker: an engine, the leases on its memory, and the verbs that every worker answers.
+
+Prefill and decode bring their own verbs; this class owns what both must do alike: announce,
+admit, abort, count leases, and tell the truth when the engine dies. The verbs of one incarnation
+are served on subjects that carry its name, so a message to a dead engine never reaches its heir.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from libs.bus.api import Bus, BusDown, Endpoint, Subscription
+from libs.chronicle import Chronicle
+from libs.clock.api import Clock
+from libs.engine import Engine, EngineDead, EngineFactory
+from libs.fleet import Announcer
+from libs.fleet.announcer import Presence
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import count, get_logger, names
+from libs.worker.attempt import Attempt
+from libs.worker.keeper import EngineKeeper, EngineWatch
+from libs.worker.leases import LeaseTable
+from libs.worker.tombstones import Tombstones
+from proto import subjects
+from proto.base import Message
+from proto.control import Abort, Aborted, Cancel, Inventory, InventoryRequest
+from proto.errors import ErrorCode, PdbusError
+from proto.events import EventKind
+from proto.gateway import AttemptFailed, StillHere, StreamMessage
+from proto.host import EngineReady
+from proto.ids import NOBODY, InstanceId, RequestId
+from proto.prefill import ReplyTo
+from proto.workers import LeaseSide, Role, WorkerLoad, WorkerRef, WorkerState
+
+__all__ = ["Verb", "Worker"]
+
+_BEAT_S = 1.0
+_RETAIN_S = 10.0
+_STOP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A request that one kind of worker answers."""
+
+    name: str
+    request: type[Message]
+    handler: Callable[[Any], Awaitable[Message]]
+
+
+class Worker:
+    """The common part of a prefill or decode service.
+
+    Args:
+        role: what the worker announces itself as.
+        lost: the code that a client sees when this worker's engine dies.
+        verbs: served beside `abort`, `release` and `inventory`; given once, before `start`.
+    """
+
+    def __init__(  # noqa: PLR0913 - the ports and the identity
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        tasks: Tasks,
+        engines: EngineFactory,
+        role: Role,
+        instance: InstanceId,
+        lost: ErrorCode,
+    ) -> None:
+        self.clock = clock
+        self.bus = bus
+        self.tasks = tasks
+        self.role = role
+        self.instance = instance
+        self.chronicle = Chronicle(bus=bus, clock=clock, instance=instance)
+        self.attempts: dict[tuple[RequestId, int], Attempt] = {}
+        self.tombstones = Tombstones()
+        self.verbs: Sequence[Verb] = ()
+        self.ready: EngineReady | None = None
+        self.engine: Engine | None = None
+        self.state = WorkerState.LOADING
+        self.reason = "the engine is starting"
+        self._side = LeaseSide.SRC if role is Role.PREFILL else LeaseSide.DST
+        self._lost = lost
+        watch = EngineWatch(self._on_loading, self._on_ready, self._on_lost)
+        self._keeper = EngineKeeper(clock=clock, engines=engines, watch=watch)
+        self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
+        self._served: list[Subscription] = []
+        self._cancels: Subscription | None = None
+        self.leases = LeaseTable(self._ref.incarnation, self._side)
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to announce, to hear cancels, and to load the engine."""
+        self._cancels = await self.bus.subscribe(subjects.ALL_CANCELS, Cancel, self._on_cancel)
+        self.tasks.spawn(self._announcer.run(), name="announce")
+        self.tasks.spawn(self._keeper.run(), name="keep engine")
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, let running work end within the grace, then abort it; end the engine."""
+        self._become(WorkerState.DRAINING, "the service is shutting down")
+        await self._announcer.announce()
+        if not await self._settled(grace_s):
+            await self._abort_all()
+        for lease in self.leases:
+            self.end_lease(lease.rid, lease.attempt, "drained")
+        await self._close_verbs()
+        if self._cancels is not None:
+            await self._cancels.close()
+        await self._keeper.close()
+        await self._announcer.announce()
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether work is accepted, and if not, why."""
+        return self.state is WorkerState.READY, self.reason
+
+    def hurry(self) -> None:
+        """Announce now: slots or leases changed."""
+        self._announcer.hurry()
+
+    @property
+    def ref(self) -> WorkerRef:
+        """The address of the current incarnation."""
+        return self._ref
+
+    def living_engine(self) -> Engine:
+        """Return the current engine.
+
+        Raises:
+            EngineDead: there is none.
+        """
+        if self.engine is None:
+            raise EngineDead(self.reason)
+        return self.engine
+
+    # Admission
+
+    def admit(self, rid: RequestId, attempt: int, compat: str, not_after_ms: int) -> EngineReady:
+        """Check what every reserve and start must pass.
+
+        Raises:
+            PdbusError: draining, starting, deadline, cancelled, stale_attempt, version_mismatch.
+        """
+        if self.state is WorkerState.DRAINING:
+            raise PdbusError(ErrorCode.DRAINING, self.instance)
+        if self.state is not WorkerState.READY or self.ready is None:
+            raise PdbusError(ErrorCode.STARTING, self.reason)
+        if self.clock.unix_ms() > not_after_ms:
+            raise PdbusError(ErrorCode.DEADLINE, "the message is a late copy")
+        if self.tombstones.refuses(rid, attempt):
+            raise PdbusError(ErrorCode.CANCELLED, "a cancel came first")
+        if any(r == rid and n > attempt for r, n in self.attempts):
+            raise PdbusError(ErrorCode.STALE_ATTEMPT, "a newer attempt runs here")
+        if compat != self.ready.card.digest:
+            raise PdbusError(ErrorCode.VERSION_MISMATCH, f"{compat} is not the card in use")
+        return self.ready
+
+    def end_lease(self, rid: RequestId, attempt: int, why: str) -> None:
+        """End a lease, and tell it: its memory is free by local evidence."""
+        lease = self.leases.end(rid, attempt)
+        if lease is None:
+            return
+        age = self.clock.monotonic() - lease.born_s
+        self.chronicle.fact(
+            EventKind.LEASE_ENDED,
+            rid,
+            attempt,
+            side=str(lease.side),
+            tokens=lease.tokens,
+            why=why,
+            age_s=round(age, 3),
+            lease=lease.id,
+        )
+        self.hurry()
+
+    # Attempts
+
+    def begin(
+        self,
+        rid: RequestId,
+        number: int,
+        reply: ReplyTo,
+        work: Callable[[Attempt], Coroutine[Any, Any, None]],
+    ) -> Attempt:
+        """Run an attempt as a task; its lease ends when the work has ended."""
+        attempt = Attempt(rid, number, reply, self.chronicle.now_ms())
+        self.attempts[rid, number] = attempt
+        attempt.task = self.tasks.spawn(self._attend(attempt, work), name="attempt")
+        return attempt
+
+    async def say(self, attempt: Attempt, message: StreamMessage) -> None:
+        """Tell the gateway; what is lost on the way is asked for again by replay."""
+        try:
+            await self.bus.publish(attempt.subject, message)
+        except BusDown:
+            count(names.STREAM_UNSENT, role=str(self.role))
+
+    async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
+        """Tell that the attempt is over; an aborted one has nobody who listens."""
+        if attempt.aborted is not None and code is ErrorCode.CANCELLED:
+            return
+        self.chronicle.fact(
+            EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
+        )
+        message = AttemptFailed(attempt=attempt.number, role=self.role, code=code, detail=detail)
+        attempt.log.append(message)
+        await self.say(attempt, message)
+
+    async def abort(self, rid: RequestId, up_to: int, reason: str) -> Aborted:
+        """Stop attempts of a request and refuse those that come later; harmless if unknown."""
+        self.tombstones.bury(rid, up_to, self.clock.monotonic())
+        for lease in self.leases.of(rid, up_to):
+            attempt = self.attempts.get((rid, lease.attempt))
+            if attempt is None:
+                self.end_lease(rid, lease.attempt, reason or "aborted")
+            elif not attempt.over:
+                lease.closing = True
+                attempt.aborted = attempt.aborted or reason or "aborted"
+                await self._abort_job(attempt)
+        now = self.clock.monotonic()
+        return Aborted(rid=rid, leases=tuple(x.ref(now) for x in self.leases.of(rid, up_to)))
+
+    # The engine's life
+
+    @property
+    def _ref(self) -> WorkerRef:
+        incarnation = self.engine.incarnation if self.engine else NOBODY
+        return WorkerRef(role=self.role, instance=self.instance, incarnation=incarnation)
+
+    def _on_loading(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ready = None
+        self.leases = LeaseTable(engine.incarnation, self._side)
+        if self.state is not WorkerState.DRAINING:
+            self._become(WorkerState.LOADING, "the engine is starting")
+
+    async def _on_ready(self, engine: Engine, ready: EngineReady) -> None:
+        self.ready = ready
+        for verb in self._all_verbs():
+            subject = subjects.worker(self.ref, verb.name)
+            endpoint = Endpoint(verb.name, subject, verb.request, verb.handler)
+            self._served.append(await self.bus.serve(endpoint))
+        if self.state is not WorkerState.DRAINING:
+            self._become(WorkerState.READY, "")
+        self.chronicle.fact(
+            EventKind.ENGINE_READY, None, incarnation=engine.incarnation, model=ready.card.model
+        )
+
+    async def _on_lost(self, engine: Engine, reason: str) -> None:
+        self.ready = None
+        if self.state is not WorkerState.DRAINING:
+            self._become(WorkerState.FAILED, f"the engine was lost: {reason}")
+        self.chronicle.fact(
+            EventKind.ENGINE_LOST, None, incarnation=engine.incarnation, reason=reason
+        )
+        await self._close_verbs()
+        # Each attempt sees EngineDead by itself and tells its gateway.
+        if not await self._settled(_STOP_S):
+            get_logger().error("attempts outlive their engine", attempts=len(self.attempts))
+        for lease in self.leases:
+            self.end_lease(lease.rid, lease.attempt, "engine gone")
+
+    def _become(self, state: WorkerState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        self.hurry()
+
+    async def _close_verbs(self) -> None:
+        served, self._served = self._served, []
+        for subscription in served:
+            await subscription.close()
+
+    def _all_verbs(self) -> list[Verb]:
+        return [
+            *self.verbs,
+            Verb("abort", Abort, self._handle_abort),
+            Verb("release", Abort, self._handle_abort),
+            Verb("inventory", InventoryRequest, self._handle_inventory),
+        ]
+
+    def _describe(self) -> Presence:
+        ready = self.ready
+        return Presence(
+            ref=self.ref,
+            state=self.state,
+            reason=self.reason,
+            card=ready.card if ready else None,
+            address=ready.address if ready else None,
+            load=self.load(),
+            leases=self.leases.refs(self.clock.monotonic()),
+            pids=ready.pids if ready else (),
+        )
+
+    def load(self) -> WorkerLoad | None:
+        """Return how busy the worker is; leases count as soon as they are promised."""
+        if self.ready is None or self.engine is None:
+            return None
+        load = self.engine.load()
+        return WorkerLoad(
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=sum(x.tokens for x in self.leases) if self._is_prefill else 0,
+            slots=self.ready.slots,
+            slots_free=max(0, self.ready.slots - len(self.leases)),
+            kv_used_tokens=load.kv_used_tokens,
+            kv_total_tokens=self.ready.kv_total_tokens,
+            kv_reserved_tokens=self.leases.tokens,
+            engine_age_s=load.age_s,
+        )
+
+    @property
+    def _is_prefill(self) -> bool:
+        return self.role is Role.PREFILL
+
+    # Verbs and cancels
+
+    async def _handle_abort(self, message: Abort) -> Aborted:
+        return await self.abort(message.rid, message.attempt, message.reason)
+
+    async def _handle_inventory(self, _message: InventoryRequest) -> Inventory:
+        load = self.engine.load() if self.engine else None
+        return Inventory(
+            leases=self.leases.refs(self.clock.monotonic()),
+            tombstones=len(self.tombstones),
+            kv_used_tokens=load.kv_used_tokens if load else 0,
+        )
+
+    def _on_cancel(self, _subject: str, message: Cancel) -> None:
+        work = self.abort(message.rid, message.attempt, message.reason)
+        self.tasks.spawn(work, name="cancel")
+
+    # Running attempts
+
+    async def _attend(
+        self, attempt: Attempt, work: Callable[[Attempt], Coroutine[Any, Any, None]]
+    ) -> None:
+        beat = self.tasks.spawn(self._beat(attempt), name="beat")
+        why = "finished"
+        try:
+            await work(attempt)
+            why = attempt.aborted or "finished"
+        except EngineDead as error:
+            why = "engine gone"
+            await self.fail(attempt, self._lost, str(error))
+        finally:
+            attempt.over = True
+            beat.cancel()
+            self.end_lease(attempt.rid, attempt.number, why)
+        self.tasks.spawn(self._retire(attempt), name="retire")
+
+    async def _beat(self, attempt: Attempt) -> None:
+        while not attempt.quiet:
+            await self.clock.sleep(_BEAT_S)
+            await self.say(
+                attempt,
+                StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),
+            )
+
+    async def _retire(self, attempt: Attempt) -> None:
+        # A late copy of the start, or a replay, may still come for a while.
+        await self.clock.sleep(_RETAIN_S)
+        self.tombstones.bury(attempt.rid, attempt.number, self.clock.monotonic())
+        self.attempts.pop((attempt.rid, attempt.number), None)
+
+    async def _abort_job(self, attempt: Attempt) -> None:
+        if self.engine is None:
+            return
+        try:
+            await self.engine.abort(attempt.job)
+        except EngineDead:
+            # Its memory went with it; the attempt's own run ends the lease.
+            get_logger().info("abort of a dead engine", rid=attempt.rid)
+
+    async def _abort_all(self) -> None:
+        for attempt in [a for a in self.attempts.values() if not a.over]:
+            await self.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
+            attempt.aborted = "drained"
+            await self._abort_job(attempt)
+        if not await self._settled(_STOP_S):
+            get_logger().error("attempts outlive their abort")
+
+    async def _settled(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(not a.over for a in self.attempts.values()):
+                    await self.clock.sleep(0.02)
+        except TimeoutError:
+            return False
+        return True
