@@ -1,0 +1,1 @@
+"""The five services; README.md tells the life of a request."""

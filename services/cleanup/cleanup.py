@@ -1,0 +1,202 @@
+"""The cleanup service: compares ledger, leases and liveness; orders; proves.
+
+It frees nothing itself: only the worker that owns memory frees it. It holds soft state only, so
+several may run; their orders are idempotent and their proofs carry the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from libs.bus.api import Bus, BusDown, BusError, RequestTimeout, Store, Subscription
+from libs.chronicle import Chronicle
+from libs.clock.api import Clock
+from libs.fleet import Announcer, Fleet, FleetListener, Member
+from libs.fleet.announcer import Presence
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import count, get_logger, names, observe
+from proto import subjects
+from proto.control import Abort, Aborted
+from proto.errors import PdbusError
+from proto.events import Event, EventKind
+from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
+from proto.ledger import RequestRecord
+from proto.workers import LeaseSide, Role, WorkerRef, WorkerState
+from services.cleanup.endings import Endings
+from services.cleanup.watch import Evidence, LeaseWatch, Watched
+
+__all__ = ["CleanupService"]
+
+_SCAN_S = 1.0
+_RECONCILE_S = 10.0
+_GRACE_S = 2.0
+"""How long a lease may outlive its request before its release is ordered."""
+_ORDER_EVERY_S = 2.0
+_RPC_S = 1.0
+
+
+class CleanupService:
+    """Watches that no KV outlives its request, and that no request outlives its gateway."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        store: Store[RequestRecord],
+        clock: Clock,
+        tasks: Tasks,
+        instance: InstanceId,
+        incarnation: Incarnation,
+    ) -> None:
+        self.fleet = Fleet()
+        self.watch = LeaseWatch()
+        self._bus = bus
+        self._store = store
+        self._clock = clock
+        self._tasks = tasks
+        self._ref = WorkerRef(role=Role.CLEANUP, instance=instance, incarnation=incarnation)
+        self._state = WorkerState.LOADING
+        self._chronicle = Chronicle(bus=bus, clock=clock, instance=instance)
+        self._listener = FleetListener(
+            bus=bus, clock=clock, fleet=self.fleet, on_heard=self._on_heard
+        )
+        self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
+        self._endings = Endings(
+            bus=bus, store=store, clock=clock, fleet=self.fleet, chronicle=self._chronicle
+        )
+        self._events: Subscription | None = None
+        self._started_s = clock.monotonic()
+
+    async def start(self) -> None:
+        """Begin to listen, to scan and to reconcile."""
+        self._started_s = self._clock.monotonic()
+        await self._listener.start()
+        self._events = await self._bus.subscribe(subjects.ALL_EVENTS, Event, self._on_event)
+        self._tasks.spawn(self._announcer.run(), name="announce")
+        self._tasks.spawn(self._scan(), name="scan")
+        self._tasks.spawn(self._reconcile(), name="reconcile")
+        self._state = WorkerState.READY
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop to listen; there is nothing to hand over."""
+        self._state = WorkerState.DRAINING
+        await self._announcer.announce()
+        await self._listener.close()
+        if self._events is not None:
+            await self._events.close()
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether leases are watched."""
+        ready = self._state is WorkerState.READY
+        return ready, "" if ready else f"cleanup is {self._state}"
+
+    def _describe(self) -> Presence:
+        return Presence(ref=self._ref, state=self._state)
+
+    # Evidence
+
+    def _on_heard(self, member: Member) -> None:
+        for watched, evidence in self.watch.hear(member.heartbeat, self._clock.monotonic()):
+            self._prove(watched.ref.rid, watched.ref.attempt, watched.ref.side, watched, evidence)
+
+    def _on_event(self, _subject: str, event: Event) -> None:
+        if event.kind is not EventKind.LEASE_ENDED or event.rid is None:
+            return
+        watched = self.watch.ended(LeaseId(str(event.data.get("lease", ""))))
+        side = LeaseSide(str(event.data.get("side", "src")))
+        self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER)
+
+    def _prove(
+        self,
+        rid: RequestId,
+        attempt: int,
+        side: LeaseSide,
+        watched: Watched | None,
+        evidence: Evidence,
+    ) -> None:
+        count(names.CLEANUP_FREED, evidence=str(evidence))
+        if watched is not None and watched.ordered_s is not None:
+            count(names.CLEANUP_RECLAIMED, outcome="freed", reason=str(evidence))
+            observe(names.CLEANUP_RECLAIM_DELAY, self._clock.monotonic() - watched.ordered_s)
+        self._chronicle.fact(
+            EventKind.LEASE_FREED,
+            rid,
+            attempt,
+            side=str(side),
+            evidence=str(evidence),
+            ordered=watched is not None and watched.ordered_s is not None,
+        )
+        self._endings.freed(rid, attempt, side)
+
+    # Orders
+
+    async def _scan(self) -> None:
+        while True:
+            await self._clock.sleep(_SCAN_S)
+            now = self._clock.monotonic()
+            if self._bus.connected and now - self._started_s > _RECONCILE_S:
+                # Without a bus, or just started, silence proves nothing.
+                for watched, evidence in self.watch.sweep(self.fleet, now):
+                    ref = watched.ref
+                    self._prove(ref.rid, ref.attempt, ref.side, watched, evidence)
+            for watched in list(self.watch):
+                if now - watched.seen_s > _GRACE_S:
+                    await self._consider(watched)
+            await self._endings.settle()
+
+    async def _consider(self, watched: Watched) -> None:
+        now = self._clock.monotonic()
+        if watched.ordered_s is not None and now - watched.ordered_s < _ORDER_EVERY_S:
+            return
+        try:
+            found = await self._store.get(watched.ref.rid)
+        except (BusDown, RequestTimeout):
+            return
+        reason = _orphaned(watched, found.value if found else None)
+        if reason is None:
+            return
+        if watched.orders == 0:
+            count(names.CLEANUP_ORPHANS, reason=reason)
+        await self._order(watched, reason)
+
+    async def _order(self, watched: Watched, reason: str) -> None:
+        watched.ordered_s = self._clock.monotonic()
+        watched.orders += 1
+        order = Abort(rid=watched.ref.rid, attempt=watched.ref.attempt, reason=reason)
+        subject = subjects.worker(watched.owner, "release")
+        outcome = "obeyed"
+        try:
+            await self._bus.request(subject, order, Aborted, timeout_s=_RPC_S)
+        except (BusError, PdbusError) as error:
+            outcome = type(error).__name__
+            get_logger().warning("release not obeyed", rid=watched.ref.rid, error=str(error))
+        count(names.CLEANUP_ORDERS, outcome=outcome, role=str(watched.owner.role))
+
+    # Requests
+
+    async def _reconcile(self) -> None:
+        while True:
+            await self._clock.sleep(_RECONCILE_S / 2)
+            try:
+                async with aclosing(_records(self._store)) as records:
+                    async for record in records:
+                        await self._endings.consider(record)
+            except (BusDown, RequestTimeout) as error:
+                get_logger().info("reconcile put off", error=str(error))
+
+
+async def _records(store: Store[RequestRecord]) -> AsyncGenerator[RequestRecord, None]:
+    async for _, found in store.scan():
+        yield found.value
+
+
+def _orphaned(watched: Watched, record: RequestRecord | None) -> str | None:
+    """Return why a lease should not exist any more, or None."""
+    if record is None:
+        return "no record"
+    if record.ended:
+        return f"the request is {record.state}"
+    if record.attempt > watched.ref.attempt:
+        return "a newer attempt runs"
+    return None

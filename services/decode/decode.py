@@ -1,0 +1,189 @@
+"""The decode service: reserve, start, stream, replay."""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.bus.api import Bus
+from libs.clock.api import Clock
+from libs.engine import EngineFactory
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import count, get_logger, names, traceparent
+from libs.worker import Attempt, Verb, Worker
+from proto.control import Started
+from proto.decode import DecodeStart, Replay, Replayed, Reserve
+from proto.errors import ErrorCode, PdbusError
+from proto.gateway import TokenChunk
+from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
+from proto.ids import InstanceId
+from proto.ledger import Mode
+from proto.workers import Role
+from services.decode.claim import claim
+from services.decode.slots import Slots
+from services.decode.stages import tell_stages
+
+__all__ = ["DecodeService"]
+
+
+class DecodeService:
+    """Streams answers from one engine.
+
+    Args:
+        role: `DECODE` fetches KV from prefill workers; `AGGREGATED` computes prompts itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        tasks: Tasks,
+        engines: EngineFactory,
+        instance: InstanceId,
+        role: Role = Role.DECODE,
+    ) -> None:
+        self.worker = Worker(
+            bus=bus,
+            clock=clock,
+            tasks=tasks,
+            engines=engines,
+            role=role,
+            instance=instance,
+            lost=ErrorCode.DECODE_LOST,
+        )
+        self._slots = Slots(self.worker)
+        self.worker.verbs = (
+            Verb("reserve", Reserve, self._slots.reserve),
+            Verb("start", DecodeStart, self._handle_start),
+            Verb("replay", Replay, self._handle_replay),
+        )
+
+    async def start(self) -> None:
+        """Begin to load the engine and to take work."""
+        await self.worker.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Finish what runs, refuse the rest, end the engine."""
+        await self.worker.drain(grace_s)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether work is accepted, and if not, why."""
+        return self.worker.readiness()
+
+    async def _handle_start(self, start: DecodeStart) -> Started:
+        worker = self.worker
+        if (start.rid, start.attempt) in worker.attempts:
+            return Started(rid=start.rid, attempt=start.attempt, duplicate=True)
+        worker.admit(start.rid, start.attempt, start.compat, start.not_after_ms)
+        if worker.leases.get(start.rid, start.attempt) is None:
+            raise PdbusError(ErrorCode.STALE_ATTEMPT, "there is no reservation any more")
+        aggregated = start.mode is Mode.AGGREGATED
+        if aggregated != (worker.role is Role.AGGREGATED) or aggregated != (start.source is None):
+            raise PdbusError(ErrorCode.INTERNAL, f"{worker.role} cannot run {start.mode}")
+        worker.begin(start.rid, start.attempt, start.reply, lambda a: self._run(a, start))
+        return Started(rid=start.rid, attempt=start.attempt)
+
+    async def _handle_replay(self, ask: Replay) -> Replayed:
+        attempt = self.worker.attempts.get((ask.rid, ask.attempt))
+        if attempt is None:
+            raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "the attempt is not here any more")
+        again = [
+            m
+            for m in attempt.log
+            if not isinstance(m, TokenChunk) or m.finish or m.offset + m.count > ask.offset
+        ]
+        for message in again:
+            await self.worker.say(attempt, message)
+        return Replayed(chunks=len(again))
+
+    async def _run(self, attempt: Attempt, start: DecodeStart) -> None:
+        worker = self.worker
+        engine = worker.living_engine()
+        parent, state = traceparent()
+        aggregated = start.mode is Mode.AGGREGATED
+        job = Job(
+            job=attempt.job,
+            kind=JobKind.AGGREGATED if aggregated else JobKind.DECODE,
+            input_ids=start.input_ids,
+            sampling=start.sampling,
+            room=start.room,
+            source=start.source,
+            traceparent=parent,
+            tracestate=state,
+        )
+        asked = claim(
+            bus=worker.bus,
+            clock=worker.clock,
+            rid=attempt.rid,
+            attempt=attempt.number,
+            worker=worker.ref,
+        )
+        claimed = worker.tasks.spawn(asked, name="claim")
+        first_ms: float | None = None
+        async for output in engine.run(job):
+            if isinstance(output, JobTokens):
+                if first_ms is None:
+                    first_ms = worker.chronicle.now_ms()
+                    await self._settle_claim(attempt, claimed)
+                if attempt.aborted is None:
+                    await self._emit(attempt, output)
+            elif isinstance(output, JobFinished):
+                await self._settle_claim(attempt, claimed)
+                await self._finish(attempt, start, output, first_ms)
+            else:
+                claimed.cancel()
+                await self._break(attempt, start, output)
+
+    async def _settle_claim(
+        self, attempt: Attempt, claimed: asyncio.Task[ErrorCode | None]
+    ) -> None:
+        refusal = await claimed
+        if refusal is None or attempt.aborted is not None:
+            return
+        get_logger().warning("claim refused", rid=attempt.rid, code=refusal)
+        await self.worker.abort(attempt.rid, attempt.number, f"claim refused: {refusal}")
+
+    async def _emit(self, attempt: Attempt, output: JobTokens) -> None:
+        chunk = TokenChunk(
+            attempt=attempt.number,
+            offset=attempt.produced,
+            ids=output.ids,
+            text=output.text,
+            sent_ms=self.worker.clock.unix_ms(),
+        )
+        attempt.produced += chunk.count
+        attempt.log.append(chunk)
+        count(names.DECODE_TOKENS, chunk.count)
+        await self.worker.say(attempt, chunk)
+
+    async def _finish(
+        self, attempt: Attempt, start: DecodeStart, done: JobFinished, first_ms: float | None
+    ) -> None:
+        attempt.quiet = True
+        if attempt.aborted is not None:
+            return
+        chunk = TokenChunk(
+            attempt=attempt.number,
+            offset=attempt.produced,
+            ids=b"",
+            sent_ms=self.worker.clock.unix_ms(),
+            finish=done.finish,
+            total=attempt.produced,
+            prompt_tokens=done.prompt_tokens,
+            cached_tokens=done.cached_tokens,
+        )
+        attempt.log.append(chunk)
+        await self.worker.say(attempt, chunk)
+        tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
+
+    async def _break(self, attempt: Attempt, start: DecodeStart, failed: JobFailed) -> None:
+        attempt.quiet = True
+        if failed.transfer is not None and start.source is not None:
+            get_logger().warning(
+                "kv transfer failed",
+                rid=attempt.rid,
+                lane=failed.transfer.lane,
+                moved_bytes=failed.transfer.moved_bytes,
+                expected_bytes=failed.transfer.expected_bytes,
+            )
+        await self.worker.fail(attempt, failed.code, failed.detail)

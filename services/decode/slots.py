@@ -1,0 +1,54 @@
+"""Reservations: a slot and KV room are held before any prefill begins."""
+
+from __future__ import annotations
+
+from libs.worker import Worker
+from proto.decode import Reserve, Reserved
+from proto.errors import ErrorCode, PdbusError
+from proto.host import EngineReady
+
+__all__ = ["Slots"]
+
+_WRITE_S = 60.0
+"""Longest time from a reservation until its KV must have begun to move."""
+
+
+class Slots:
+    """The reservations of one decode worker. A reservation is a lease that has no attempt yet."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        """Hold a slot; the same ask again gets the same answer.
+
+        Raises:
+            PdbusError: saturated, and all that `Worker.admit` raises.
+        """
+        worker = self._worker
+        ready = worker.admit(ask.rid, ask.attempt, ask.compat, ask.not_after_ms)
+        if worker.leases.get(ask.rid, ask.attempt) is None:
+            self._check_room(ask, ready)
+            worker.tasks.spawn(self._expire(ask), name="reservation")
+        lease = worker.leases.open(ask.rid, ask.attempt, ask.tokens, worker.clock.monotonic())
+        worker.hurry()
+        held_s = worker.clock.monotonic() - lease.born_s
+        write_by = worker.clock.unix_ms() + int((_WRITE_S - held_s) * 1000)
+        return Reserved(lease=lease.id, write_by_ms=min(write_by, ask.deadline_ms))
+
+    def _check_room(self, ask: Reserve, ready: EngineReady) -> None:
+        leases = self._worker.leases
+        if ask.tokens > ready.max_request_tokens:
+            detail = f"{ask.tokens} tokens do not fit {ready.max_request_tokens}"
+            raise PdbusError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, detail)
+        if len(leases) >= ready.slots:
+            raise PdbusError(ErrorCode.SATURATED, f"all {ready.slots} slots are taken")
+        if leases.tokens + ask.tokens > ready.kv_total_tokens:
+            raise PdbusError(ErrorCode.SATURATED, "the KV room is promised to others")
+
+    async def _expire(self, ask: Reserve) -> None:
+        # A reservation whose start does not come dies by its owner's own clock.
+        worker = self._worker
+        await worker.clock.sleep(max(0.0, (ask.not_after_ms - worker.clock.unix_ms()) / 1000))
+        if (ask.rid, ask.attempt) not in worker.attempts:
+            worker.end_lease(ask.rid, ask.attempt, "reservation expired")

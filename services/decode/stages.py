@@ -1,0 +1,89 @@
+"""Tells the stages of a finished answer: transfer, first token, decode."""
+
+from __future__ import annotations
+
+from libs.chronicle import Chronicle
+from libs.telemetry import count, names, observe
+from libs.worker import Attempt
+from proto.decode import DecodeStart
+from proto.events import EventKind
+from proto.host import JobFinished
+from proto.kv import Lane
+
+__all__ = ["tell_stages"]
+
+
+def tell_stages(
+    chronicle: Chronicle,
+    attempt: Attempt,
+    start: DecodeStart,
+    done: JobFinished,
+    first_ms: float | None,
+) -> None:
+    """Write the stages of an attempt that has just finished."""
+    now_ms = chronicle.now_ms()
+    first_ms = now_ms if first_ms is None else first_ms
+    usable_ms = min(first_ms, attempt.started_ms + done.wait_kv_s * 1000)
+    if start.source is None:
+        _tell_prefill(chronicle, attempt, done)
+        usable_ms = min(first_ms, attempt.started_ms + (done.queue_s + done.forward_s) * 1000)
+    else:
+        _tell_transfer(chronicle, attempt, done, usable_ms)
+    chronicle.stage(EventKind.STAGE_FIRST_TOKEN, attempt.rid, attempt.number, usable_ms, first_ms)
+    chronicle.stage(
+        EventKind.STAGE_DECODE,
+        attempt.rid,
+        attempt.number,
+        first_ms,
+        now_ms,
+        tokens=attempt.produced,
+        finish=str(done.finish),
+    )
+
+
+def _tell_prefill(chronicle: Chronicle, attempt: Attempt, done: JobFinished) -> None:
+    forward_ms = attempt.started_ms + done.queue_s * 1000
+    chronicle.stage(
+        EventKind.STAGE_PREFILL_QUEUE,
+        attempt.rid,
+        attempt.number,
+        attempt.started_ms,
+        forward_ms,
+    )
+    chronicle.stage(
+        EventKind.STAGE_PREFILL,
+        attempt.rid,
+        attempt.number,
+        forward_ms,
+        forward_ms + done.forward_s * 1000,
+        tokens=done.prompt_tokens,
+        cached_tokens=done.cached_tokens,
+        lane=str(Lane.LOCAL),
+    )
+
+
+def _tell_transfer(
+    chronicle: Chronicle, attempt: Attempt, done: JobFinished, usable_ms: float
+) -> None:
+    report = done.transfer
+    if report is None:
+        return
+    moving_s = max(0.0, report.total_s - report.queue_s)
+    lane = str(report.lane)
+    count(names.KV_TRANSFER_BYTES, report.moved_bytes, role="decode", lane=lane)
+    observe(names.KV_TRANSFER_SECONDS, moving_s, lane=lane)
+    chronicle.stage(
+        EventKind.STAGE_TRANSFER,
+        attempt.rid,
+        attempt.number,
+        usable_ms - moving_s * 1000,
+        usable_ms,
+        lane=lane,
+        expected_bytes=report.expected_bytes,
+        moved_bytes=report.moved_bytes,
+        tokens=report.tokens,
+        chunks=report.chunks,
+        queue_s=round(report.queue_s, 6),
+        wire_s=round(report.wire_s, 6),
+        copy_s=round(report.copy_s, 6),
+    )

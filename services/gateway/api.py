@@ -1,0 +1,134 @@
+"""What the HTTP side asks of the request side: open a call, read its answer, give it up.
+
+`services.gateway.request.Coordinator` implements it in production; tests of the HTTP side bring
+their own. The HTTP side never talks to the bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from proto.errors import ErrorCode
+from proto.gateway import FinishReason
+from proto.ids import RequestId, TenantHash
+from proto.ledger import Mode, Placement, Usage
+from proto.sampling import SamplingParams
+
+__all__ = ["Call", "Calls", "Delta", "FleetView", "Live", "Readiness", "ServedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A validated request: all that the system needs to know of it."""
+
+    rid: RequestId
+    tenant: TenantHash
+    model: str
+    input_ids: bytes
+    """Token ids, little-endian uint32."""
+    prompt_tokens: int
+    sampling: SamplingParams
+    digest: str
+    """SHA-256 of the canonical body, the model and the tenant."""
+    deadline_ms: int
+    """Unix time at which the whole answer must have been given."""
+    mode: Mode | None = None
+    """None lets the router choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Some consecutive tokens of the answer, in order, without gaps and duplicates."""
+
+    ids: bytes
+    text: str
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    """Set exactly with `finish`."""
+
+
+class Live(Protocol):
+    """A request that has been placed and started."""
+
+    @property
+    def rid(self) -> RequestId:
+        """The request, for all attempts."""
+        ...
+
+    @property
+    def placement(self) -> Placement:
+        """Where the newest attempt runs."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether `deltas` would yield, end or raise without waiting.
+
+        The writer gathers what is pending into one write.
+        """
+        ...
+
+    def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Yield the answer; ends after the delta with `finish`.
+
+        Raises:
+            PdbusError: the request failed; what was yielded before is all there is.
+        """
+        ...
+
+    async def cancel(self, reason: str) -> None:
+        """Give the request up: stop both sides and end it in the ledger.
+
+        Idempotent, harmless after the end, and returns quickly: it orders, others wait.
+        """
+        ...
+
+
+class Calls(Protocol):
+    """Whoever carries out calls."""
+
+    async def open(self, call: Call) -> Live:
+        """Enter the call in the ledger, find a place, and start both sides.
+
+        Cancelling the task that waits for this cancels the request.
+
+        Raises:
+            PdbusError: refused or failed before any token of the answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served now."""
+
+    ok: bool
+    reason: str = ""
+    """Why not, for operators; empty when ok."""
+    code: ErrorCode = ErrorCode.STARTING
+    """What a client is told while not ok: `starting`, `draining`, `no_worker`, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that at least one set of workers can serve now."""
+
+    name: str
+    context_tokens: int
+    """Prompt and answer together, at most, in every set of workers; 0 where unknown."""
+    tokenizer: str = ""
+    """Hash of the tokenizer and its chat template, from the workers' cards; empty where unknown."""
+
+
+class FleetView(Protocol):
+    """What the gateway knows of the workers."""
+
+    def readiness(self) -> Readiness:
+        """Return whether requests can be served now."""
+        ...
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Return the models that can be served now."""
+        ...

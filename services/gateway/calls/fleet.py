@@ -1,0 +1,163 @@
+"""What the gateway knows of the workers, and the warm-up that proves the whole path once."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import aclosing
+
+from libs.bus.api import Bus
+from libs.clock.api import Clock
+from libs.fleet import Announcer, Fleet, FleetListener
+from libs.fleet.announcer import Presence
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import get_logger
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import Incarnation, InstanceId, new_request_id, tenant_hash
+from proto.sampling import SamplingParams
+from proto.workers import Heartbeat, Role, WorkerRef, WorkerState
+from services.gateway.api import Call, Calls, Readiness, ServedModel
+
+__all__ = ["GatewayFleet"]
+
+_EVERY_S = 0.25
+_WARM_UP_S = 60.0
+_WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+class GatewayFleet:
+    """Listens to the fleet, announces the gateway, and decides whether it is ready.
+
+    The gateway is ready once a request of its own has gone the whole way, and for as long as there
+    is a set of workers that could serve another.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        tasks: Tasks,
+        calls: Calls,
+        instance: InstanceId,
+        incarnation: Incarnation,
+    ) -> None:
+        self.fleet = Fleet()
+        self._bus = bus
+        self._clock = clock
+        self._tasks = tasks
+        self._calls = calls
+        self._ref = WorkerRef(role=Role.GATEWAY, instance=instance, incarnation=incarnation)
+        self._listener = FleetListener(bus=bus, clock=clock, fleet=self.fleet)
+        self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
+        self._warm = False
+        self._why_cold = "no request has gone the whole way yet"
+        self._draining = False
+
+    async def start(self) -> None:
+        """Begin to listen, to announce and to warm up."""
+        await self._listener.start()
+        self._tasks.spawn(self._announcer.run(), name="announce")
+        self._tasks.spawn(self._keep_warm(), name="warm up")
+
+    async def drain(self) -> None:
+        """Take no new request."""
+        self._draining = True
+        await self._announcer.announce()
+
+    async def close(self) -> None:
+        """Stop to listen."""
+        await self._listener.close()
+
+    def readiness(self) -> Readiness:
+        """Return whether requests can be served now, and if not, why."""
+        if self._draining:
+            reason = "the gateway is shutting down"
+            return Readiness(ok=False, reason=reason, code=ErrorCode.DRAINING)
+        missing = self._missing()
+        if missing is not None:
+            return missing
+        if not self._warm:
+            return Readiness(ok=False, reason=self._why_cold)
+        return Readiness(ok=True)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Return the models that can be served now."""
+        served: dict[str, ServedModel] = {}
+        for beat in self._serving():
+            card = beat.card
+            if card is None:
+                continue
+            known = served.get(card.model)
+            limit = card.context_tokens
+            if known is not None:
+                limit = min(limit, known.context_tokens)
+            served[card.model] = ServedModel(card.model, limit, card.tokenizer)
+        return tuple(served.values())
+
+    def _serving(self) -> list[Heartbeat]:
+        """Return the decodes that have a compatible prefill, and the aggregated workers."""
+        now = self._clock.monotonic()
+        prefills = [m.heartbeat.card for m in self.fleet.usable(now, Role.PREFILL)]
+        decodes = [m.heartbeat for m in self.fleet.usable(now, Role.DECODE)]
+        whole = [m.heartbeat for m in self.fleet.usable(now, Role.AGGREGATED)]
+        return [*(d for d in decodes if d.card is not None and d.card in prefills), *whole]
+
+    def _missing(self) -> Readiness | None:
+        if not self._bus.connected:
+            reason = "the message bus is not reachable"
+            return Readiness(ok=False, reason=reason, code=ErrorCode.BUS_UNAVAILABLE)
+        now = self._clock.monotonic()
+        if not self.fleet.usable(now, Role.ROUTER):
+            return Readiness(ok=False, reason="no router is ready", code=ErrorCode.NO_ROUTER)
+        if self._serving():
+            return None
+        states = sorted(
+            f"{m.heartbeat.instance}: {m.heartbeat.reason or m.heartbeat.state}"
+            for m in self.fleet.members(Role.PREFILL, Role.DECODE, Role.AGGREGATED)
+        )
+        reason = "no usable workers" + (f" ({'; '.join(states)})" if states else "")
+        return Readiness(ok=False, reason=reason, code=ErrorCode.NO_WORKER)
+
+    async def _keep_warm(self) -> None:
+        while True:
+            await self._clock.sleep(_EVERY_S)
+            if self._missing() is not None:
+                self._warm = False
+                self._why_cold = "no request has gone the whole way yet"
+            elif not self._warm and not self._draining:
+                await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        model = self.models()[0].name
+        now_ms = self._clock.unix_ms()
+        call = Call(
+            rid=new_request_id(now_ms, self._clock.entropy),
+            tenant=tenant_hash("pdbus-warm-up"),
+            model=model,
+            input_ids=struct.pack(f"<{len(_WARM_UP_IDS)}I", *_WARM_UP_IDS),
+            prompt_tokens=len(_WARM_UP_IDS),
+            sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
+            digest="warm-up",
+            deadline_ms=now_ms + int(_WARM_UP_S * 1000),
+        )
+        try:
+            live = await self._calls.open(call)
+            async with aclosing(live.deltas()) as deltas:
+                async for _ in deltas:
+                    continue
+        except PdbusError as error:
+            if error.code is ErrorCode.CANCELLED:
+                return
+            self._why_cold = f"the warm-up failed: {error.code}"
+            get_logger().warning("warm-up failed", code=error.code, detail=error.detail)
+            return
+        self._warm = True
+        get_logger().info("warm-up done", model=model)
+        self._announcer.hurry()
+
+    def _describe(self) -> Presence:
+        ready = self.readiness()
+        state = WorkerState.READY if ready.ok else WorkerState.LOADING
+        if self._draining:
+            state = WorkerState.DRAINING
+        return Presence(ref=self._ref, state=state, reason=ready.reason)

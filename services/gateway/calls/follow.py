@@ -1,0 +1,206 @@
+"""Follows one attempt: takes its messages, closes gaps, and notices when a side falls silent.
+
+Silence is never taken for loss by itself: the silent side is asked first. A worker that is gone is
+known in a moment, because nobody listens on the subject of its incarnation any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from libs.bus.api import Bus, BusDown, NoResponders, RequestTimeout
+from libs.clock.api import Clock
+from libs.telemetry import count, names
+from proto import subjects
+from proto.control import Inventory, InventoryRequest
+from proto.decode import Replay, Replayed
+from proto.errors import ErrorCode, PdbusError
+from proto.gateway import AttemptFailed, StillHere, StreamMessage, TokenChunk
+from proto.ledger import Placement
+from proto.workers import Role, WorkerRef
+from services.gateway.api import Call
+from services.gateway.calls.assembler import Assembler
+from services.gateway.calls.start import AttemptLost
+
+__all__ = ["Follower"]
+
+_SILENT_S = 1.5
+_LOST_S = 3.0
+_TICK_S = 0.5
+_PROBE_S = 0.5
+_BUS_S = 4.0
+"""How long a running request survives without a bus."""
+_MOST_REPLAYS = 40
+
+
+class Follower:
+    """One attempt as its gateway sees it."""
+
+    def __init__(
+        self, *, bus: Bus, clock: Clock, call: Call, placement: Placement, assembler: Assembler
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._call = call
+        self._placement = placement
+        self._assembler = assembler
+        self._inbox: deque[StreamMessage] = deque()
+        self._arrived = asyncio.Event()
+        now = clock.monotonic()
+        self._decode_heard_s = now
+        self._prefill_heard_s = now
+        self._prefill_done = placement.prefill is None
+        self._gone: dict[Role, float] = {}
+        self._replays = 0
+
+    def deliver(self, message: StreamMessage) -> None:
+        """Take a message from the mailroom; must return at once."""
+        self._inbox.append(message)
+        self._arrived.set()
+
+    async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the chunks in order until the answer is complete.
+
+        Raises:
+            AttemptLost: a side failed or is gone.
+            PdbusError: deadline, bus_lost, stream_gap, or a failure that no other attempt mends.
+        """
+        while not self._assembler.complete:
+            await self._wait()
+            while self._inbox:
+                for chunk in self._take(self._inbox.popleft()):
+                    yield chunk
+            if self._assembler.complete:
+                return
+            if self._assembler.gap:
+                await self._replay()
+            self._check_deadline()
+            await self._check_silence()
+
+    async def _wait(self) -> None:
+        if self._inbox:
+            return
+        self._arrived.clear()
+        left_s = (self._call.deadline_ms - self._clock.unix_ms()) / 1000
+        try:
+            async with asyncio.timeout(max(0.0, min(_TICK_S, left_s))):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    def _take(self, message: StreamMessage) -> list[TokenChunk]:
+        if message.attempt != self._placement.attempt:
+            count(names.GATEWAY_STALE)
+            return []
+        now = self._clock.monotonic()
+        if isinstance(message, TokenChunk):
+            self._decode_heard_s = now
+            # The first token proves that prefill has done its part.
+            self._prefill_done = True
+            return self._assembler.accept(message)
+        if isinstance(message, StillHere):
+            self._hear(message, now)
+            return []
+        raise self._failure(message)
+
+    def _hear(self, message: StillHere, now: float) -> None:
+        if message.role is Role.PREFILL:
+            self._prefill_heard_s = now
+            self._prefill_done = self._prefill_done or message.final
+            return
+        self._decode_heard_s = now
+        if message.offset > self._assembler.next:
+            # Messages of one sender come in order: what is behind us was lost on the way.
+            self._decode_heard_s = now - _SILENT_S
+
+    def _failure(self, failed: AttemptFailed) -> Exception:
+        ref = self._placement.prefill if failed.role is Role.PREFILL else self._placement.decode
+        if failed.code is ErrorCode.CANCELLED:
+            return PdbusError(failed.code, failed.detail)
+        suspects = (ref,) if ref is not None else ()
+        return AttemptLost(failed.code, failed.detail, *suspects)
+
+    def _check_deadline(self) -> None:
+        if self._clock.unix_ms() >= self._call.deadline_ms:
+            raise PdbusError(ErrorCode.DEADLINE, "the whole answer was not there in time")
+
+    # Silence
+
+    async def _check_silence(self) -> None:
+        now = self._clock.monotonic()
+        if not self._bus.connected:
+            if self._bus.down_s > _BUS_S:
+                raise PdbusError(ErrorCode.BUS_LOST, f"no bus for {self._bus.down_s:.1f} s")
+            # Nobody can be heard; the clocks of silence start anew with the connection.
+            self._decode_heard_s = self._prefill_heard_s = now
+            self._gone.clear()
+            return
+        if now - self._decode_heard_s >= _SILENT_S:
+            await self._replay()
+        prefill = self._placement.prefill
+        if prefill and not self._prefill_done and now - self._prefill_heard_s >= _SILENT_S:
+            await self._probe(prefill)
+
+    async def _replay(self) -> None:
+        """Ask decode for all from the expected offset on; also finds out whether it lives."""
+        self._replays += 1
+        count(names.GATEWAY_REPLAYS)
+        if self._replays > _MOST_REPLAYS:
+            raise PdbusError(ErrorCode.STREAM_GAP, f"{_MOST_REPLAYS} replays did not close the gap")
+        ref = self._placement.decode
+        ask = Replay(
+            rid=self._call.rid, attempt=self._placement.attempt, offset=self._assembler.next
+        )
+        try:
+            await self._bus.request(
+                subjects.worker(ref, "replay"), ask, Replayed, timeout_s=_PROBE_S
+            )
+        except PdbusError as refusal:
+            raise AttemptLost(ErrorCode.DECODE_LOST, str(refusal), ref) from refusal
+        except NoResponders as error:
+            self._suspect(ref, self._decode_heard_s, str(error), certain=True)
+        except RequestTimeout as error:
+            self._suspect(ref, self._decode_heard_s, str(error), certain=False)
+        except BusDown:
+            return
+        else:
+            self._gone.pop(ref.role, None)
+            self._decode_heard_s = self._clock.monotonic()
+            # The replayed chunks are on their way; asking again at once would double them.
+            await self._wait()
+
+    async def _probe(self, ref: WorkerRef) -> None:
+        try:
+            inventory = await self._bus.request(
+                subjects.worker(ref, "inventory"),
+                InventoryRequest(),
+                Inventory,
+                timeout_s=_PROBE_S,
+            )
+        except NoResponders as error:
+            self._suspect(ref, self._prefill_heard_s, str(error), certain=True)
+        except (RequestTimeout, PdbusError) as error:
+            self._suspect(ref, self._prefill_heard_s, str(error), certain=False)
+        except BusDown:
+            return
+        else:
+            self._gone.pop(ref.role, None)
+            self._prefill_heard_s = self._clock.monotonic()
+            mine = (self._call.rid, self._placement.attempt)
+            if all((x.rid, x.attempt) != mine for x in inventory.leases):
+                # It has ended there; whether the KV arrived is for decode to say.
+                self._prefill_done = True
+
+    def _suspect(self, ref: WorkerRef, heard_s: float, detail: str, *, certain: bool) -> None:
+        """Take a side for lost: when it is certainly gone twice in a row, or silent for long."""
+        now = self._clock.monotonic()
+        # Just after a reconnect a living worker may not have subscribed again yet.
+        twice = certain and ref.role in self._gone and now - self._gone[ref.role] >= _TICK_S / 2
+        if certain:
+            self._gone.setdefault(ref.role, now)
+        if twice or now - heard_s >= _LOST_S:
+            prefill = ref.role is Role.PREFILL
+            code = ErrorCode.PREFILL_LOST if prefill else ErrorCode.DECODE_LOST
+            raise AttemptLost(code, detail, ref)

@@ -1,0 +1,109 @@
+"""The gateway's writes to the ledger: accept once, end once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown
+from libs.clock.api import Clock
+from libs.telemetry import count, names
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import RequestId
+from proto.ledger import RequestRecord, RequestState, Sink, Usage
+from services.gateway.api import Call
+
+__all__ = ["Ending", "Ledger"]
+
+_ACCEPT_TRIES = 3
+_PAUSE_S = 0.05
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended."""
+
+    state: RequestState
+    error: ErrorCode | None = None
+    detail: str = ""
+    usage: Usage | None = None
+
+
+class Ledger:
+    """Records of the requests that this gateway owns."""
+
+    def __init__(self, *, store: Store[RequestRecord], clock: Clock, sink: Sink) -> None:
+        self._store = store
+        self._clock = clock
+        self.sink = sink
+
+    async def accept(self, call: Call) -> RequestRecord:
+        """Create the record of a call.
+
+        Raises:
+            PdbusError: bus_unavailable; stale_attempt if the id is taken by another request.
+        """
+        record = RequestRecord(
+            rid=call.rid,
+            tenant=call.tenant,
+            model=call.model,
+            state=RequestState.ACCEPTED,
+            attempt=-1,
+            sink=self.sink,
+            digest=call.digest,
+            deadline_ms=call.deadline_ms,
+            created_ms=self._clock.unix_ms(),
+        )
+        for _ in range(_ACCEPT_TRIES):
+            try:
+                await self._store.create(call.rid, record)
+            except Conflict as error:
+                found = await self._store.get(call.rid)
+                if found is None or found.value.sink != self.sink:
+                    raise PdbusError(ErrorCode.STALE_ATTEMPT, "the id is taken") from error
+                return found.value
+            except StoreUnknown:
+                continue
+            except BusDown as error:
+                raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error), retry_after_s=1) from error
+            return record
+        raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "the ledger does not answer", retry_after_s=1)
+
+    async def end(self, rid: RequestId, ending: Ending, *, within_s: float) -> RequestRecord | None:
+        """Write a terminal state; return the record as it stands, or None if it is not known.
+
+        If somebody else ended the request first, that ending stands and is returned.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    record = await self._try_end(rid, ending)
+                    if record is not None:
+                        return record
+                    await self._clock.sleep(_PAUSE_S)
+        except TimeoutError:
+            return None
+
+    async def _try_end(self, rid: RequestId, ending: Ending) -> RequestRecord | None:
+        try:
+            found = await self._store.get(rid)
+            if found is None:
+                return None
+            record = found.value
+            if record.ended or record.sink != self.sink:
+                return record
+            ended = msgspec.structs.replace(
+                record,
+                state=ending.state,
+                error=ending.error,
+                detail=ending.detail,
+                usage=ending.usage,
+                ended_ms=self._clock.unix_ms(),
+            )
+            await self._store.update(rid, ended, found.revision)
+        except Conflict:
+            count(names.GATEWAY_LEDGER_CONFLICTS, op="end")
+            return None
+        except (StoreUnknown, BusDown, RequestTimeout):
+            return None
+        return ended

@@ -1,0 +1,57 @@
+"""The one subscription of a gateway for all its answers, sorted by nonce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from libs.bus.api import Bus, Subscription
+from libs.telemetry import count, names
+from proto import subjects
+from proto.gateway import StreamMessage
+from proto.ids import Incarnation, InstanceId, Nonce
+
+__all__ = ["Mailroom"]
+
+Deliver = Callable[[StreamMessage], None]
+
+
+class Mailroom:
+    """Hands stream messages to the attempt that they are for.
+
+    One wildcard subscription, made before any attempt, leaves no race between a subscription and
+    its first message.
+    """
+
+    def __init__(self, *, bus: Bus, gateway: InstanceId, incarnation: Incarnation) -> None:
+        self._bus = bus
+        self._subject = subjects.tokens_of_gateway(gateway, incarnation)
+        self._boxes: dict[str, Deliver] = {}
+        self._subscription: Subscription | None = None
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    async def start(self) -> None:
+        """Begin to receive."""
+        self._subscription = await self._bus.subscribe(self._subject, StreamMessage, self._receive)
+
+    async def close(self) -> None:
+        """Stop receiving."""
+        if self._subscription is not None:
+            await self._subscription.close()
+            self._subscription = None
+
+    def open(self, nonce: Nonce, deliver: Deliver) -> None:
+        """Hand messages for `nonce` to `deliver`."""
+        self._boxes[nonce] = deliver
+
+    def shut(self, nonce: Nonce) -> None:
+        """Drop messages for `nonce` from now on."""
+        self._boxes.pop(nonce, None)
+
+    def _receive(self, subject: str, message: StreamMessage) -> None:
+        deliver = self._boxes.get(subject.rpartition(".")[2])
+        if deliver is None:
+            count(names.GATEWAY_STALE)
+            return
+        deliver(message)

@@ -1,0 +1,126 @@
+"""The prefill service: one start a prompt, one KV hand-over a start."""
+
+from __future__ import annotations
+
+from libs.bus.api import Bus
+from libs.clock.api import Clock
+from libs.engine import EngineFactory
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import count, names, traceparent
+from libs.worker import Attempt, Verb, Worker
+from proto.control import Started
+from proto.errors import ErrorCode, PdbusError
+from proto.events import EventKind
+from proto.gateway import StillHere
+from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind
+from proto.ids import InstanceId
+from proto.prefill import PrefillStart
+from proto.workers import Role
+
+__all__ = ["PrefillService"]
+
+
+class PrefillService:
+    """Runs prompts on one engine and tells the gateway how each went."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        tasks: Tasks,
+        engines: EngineFactory,
+        instance: InstanceId,
+    ) -> None:
+        self.worker = Worker(
+            bus=bus,
+            clock=clock,
+            tasks=tasks,
+            engines=engines,
+            role=Role.PREFILL,
+            instance=instance,
+            lost=ErrorCode.PREFILL_LOST,
+        )
+        self.worker.verbs = (Verb("start", PrefillStart, self._handle_start),)
+
+    async def start(self) -> None:
+        """Begin to load the engine and to take work."""
+        await self.worker.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Finish what runs, refuse the rest, end the engine."""
+        await self.worker.drain(grace_s)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether work is accepted, and if not, why."""
+        return self.worker.readiness()
+
+    async def _handle_start(self, start: PrefillStart) -> Started:
+        worker = self.worker
+        if (start.rid, start.attempt) in worker.attempts:
+            return Started(rid=start.rid, attempt=start.attempt, duplicate=True)
+        ready = worker.admit(start.rid, start.attempt, start.compat, start.not_after_ms)
+        if worker.clock.unix_ms() > start.write_by_ms:
+            raise PdbusError(ErrorCode.DEADLINE, "the time to move the KV has passed")
+        _check_fits(start, ready)
+        tokens = len(start.input_ids) // 4
+        worker.leases.open(start.rid, start.attempt, tokens, worker.clock.monotonic())
+        worker.begin(start.rid, start.attempt, start.reply, lambda a: self._run(a, start))
+        worker.hurry()
+        return Started(rid=start.rid, attempt=start.attempt)
+
+    async def _run(self, attempt: Attempt, start: PrefillStart) -> None:
+        worker = self.worker
+        engine = worker.living_engine()
+        parent, state = traceparent()
+        job = Job(
+            job=attempt.job,
+            kind=JobKind.PREFILL,
+            input_ids=start.input_ids,
+            sampling=start.sampling,
+            room=start.room,
+            traceparent=parent,
+            tracestate=state,
+        )
+        async for output in engine.run(job):
+            if isinstance(output, JobFinished):
+                self._tell(attempt, output)
+                attempt.quiet = True
+                done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True)
+                attempt.log.append(done)
+                await worker.say(attempt, done)
+            elif isinstance(output, JobFailed):
+                attempt.quiet = True
+                await worker.fail(attempt, output.code, output.detail)
+
+    def _tell(self, attempt: Attempt, done: JobFinished) -> None:
+        chronicle = self.worker.chronicle
+        count(names.PREFILL_TOKENS, done.prompt_tokens - done.cached_tokens)
+        forward_ms = attempt.started_ms + done.queue_s * 1000
+        computed_ms = forward_ms + done.forward_s * 1000
+        chronicle.stage(
+            EventKind.STAGE_PREFILL_QUEUE,
+            attempt.rid,
+            attempt.number,
+            attempt.started_ms,
+            forward_ms,
+        )
+        sent = done.transfer
+        chronicle.stage(
+            EventKind.STAGE_PREFILL,
+            attempt.rid,
+            attempt.number,
+            forward_ms,
+            computed_ms,
+            tokens=done.prompt_tokens,
+            cached_tokens=done.cached_tokens,
+            chunks=sent.chunks if sent else 0,
+            bytes=sent.moved_bytes if sent else 0,
+        )
+
+
+def _check_fits(start: PrefillStart, ready: EngineReady) -> None:
+    tokens = len(start.input_ids) // 4
+    if tokens > ready.max_request_tokens:
+        detail = f"{tokens} tokens do not fit {ready.max_request_tokens}"
+        raise PdbusError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, detail)

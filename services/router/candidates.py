@@ -1,0 +1,111 @@
+"""Which places exist for a request: alive, of the right model, compatible. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from libs.fleet import Fleet, Member
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import Incarnation
+from proto.ledger import Mode
+from proto.router import Place
+from proto.workers import Heartbeat, Role
+from services.router.policies import Candidate
+
+__all__ = ["Pending", "candidates"]
+
+
+@dataclass(slots=True)
+class Pending:
+    """Work placed by this router that the workers' heartbeats do not show yet.
+
+    Without it, all requests between two heartbeats would see the same idle worker.
+    """
+
+    _attempts: dict[Incarnation, int] = field(default_factory=dict[Incarnation, int])
+    _tokens: dict[Incarnation, int] = field(default_factory=dict[Incarnation, int])
+
+    def add(self, candidate: Candidate, prompt_tokens: int) -> None:
+        """Count an attempt that was just placed."""
+        decode = candidate.decode.incarnation
+        self._attempts[decode] = self._attempts.get(decode, 0) + 1
+        if candidate.prefill is not None:
+            prefill = candidate.prefill.incarnation
+            self._tokens[prefill] = self._tokens.get(prefill, 0) + prompt_tokens
+
+    def heard(self, incarnation: Incarnation) -> None:
+        """Forget what the newest heartbeat of a worker shows by itself."""
+        self._attempts.pop(incarnation, None)
+        self._tokens.pop(incarnation, None)
+
+    def attempts(self, incarnation: Incarnation) -> int:
+        """Return the attempts placed since the last heartbeat."""
+        return self._attempts.get(incarnation, 0)
+
+    def tokens(self, incarnation: Incarnation) -> int:
+        """Return the prompt tokens placed since the last heartbeat."""
+        return self._tokens.get(incarnation, 0)
+
+
+def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list[Candidate]:
+    """Return every place where the attempt could run.
+
+    Raises:
+        PdbusError: no_worker if workers are missing; version_mismatch, naming the fields, if
+            workers are there but no two of them fit together.
+    """
+    banned = {ref.incarnation for ref in ask.exclude}
+
+    def serving(*roles: Role) -> list[Heartbeat]:
+        return [m.heartbeat for m in fleet.usable(now_s, *roles) if _serves(m, ask.model, banned)]
+
+    prefills, decodes = serving(Role.PREFILL), serving(Role.DECODE)
+    pairs = [(p, d) for p in prefills for d in decodes if _compatible(p, d)]
+    split = [_candidate(d, p, pending) for p, d in pairs]
+    whole = [_candidate(d, None, pending) for d in serving(Role.AGGREGATED)]
+    if ask.mode is Mode.DISAGGREGATED:
+        found = split
+    elif ask.mode is Mode.AGGREGATED:
+        found = whole
+    else:
+        found = split or whole
+    if not found:
+        raise _nothing(ask, prefills, decodes)
+    return found
+
+
+def _serves(member: Member, model: str, banned: set[Incarnation]) -> bool:
+    beat = member.heartbeat
+    return beat.card is not None and beat.card.model == model and beat.incarnation not in banned
+
+
+def _compatible(prefill: Heartbeat, decode: Heartbeat) -> bool:
+    return prefill.card is not None and prefill.card == decode.card
+
+
+def _candidate(decode: Heartbeat, prefill: Heartbeat | None, pending: Pending) -> Candidate:
+    return Candidate(
+        decode=decode,
+        compat=decode.card.digest if decode.card else "",
+        prefill=prefill,
+        decode_pending=pending.attempts(decode.incarnation),
+        prefill_pending_tokens=pending.tokens(prefill.incarnation) if prefill else 0,
+    )
+
+
+def _nothing(ask: Place, prefills: Sequence[Heartbeat], decodes: Sequence[Heartbeat]) -> PdbusError:
+    if ask.mode is Mode.AGGREGATED:
+        return PdbusError(ErrorCode.NO_WORKER, "no aggregated worker", retry_after_s=1)
+    if prefills and decodes:
+        fields = {
+            name
+            for p in prefills
+            for d in decodes
+            if p.card and d.card
+            for name in p.card.differences(d.card)
+        }
+        detail = f"prefill and decode differ in {', '.join(sorted(fields))}"
+        return PdbusError(ErrorCode.VERSION_MISMATCH, detail, retry_after_s=5)
+    missing = "prefill" if not prefills else "decode"
+    return PdbusError(ErrorCode.NO_WORKER, f"no {missing} worker is ready", retry_after_s=1)

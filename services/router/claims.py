@@ -1,0 +1,65 @@
+"""Grants claims: writes STREAMING for the one decode that the ledger names."""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown
+from libs.telemetry import count, names
+from proto.errors import ErrorCode, PdbusError
+from proto.ledger import RequestRecord, RequestState
+from proto.router import Claim, Claimed
+
+__all__ = ["Claims"]
+
+_TRIES = 5
+
+
+class Claims:
+    """The claim verb."""
+
+    def __init__(self, store: Store[RequestRecord]) -> None:
+        self._store = store
+
+    async def grant(self, ask: Claim) -> Claimed:
+        """Let a decode stream its attempt; the same claim again is granted again.
+
+        Raises:
+            PdbusError: cancelled, stale_attempt, unknown_request, bus_unavailable.
+        """
+        try:
+            granted = await self._write(ask)
+        except PdbusError as refusal:
+            count(names.ROUTER_CLAIMS, outcome="refused", error_code=str(refusal.code))
+            raise
+        except (BusDown, RequestTimeout, StoreUnknown) as error:
+            raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error)) from error
+        count(names.ROUTER_CLAIMS, outcome="granted", error_code="")
+        return granted
+
+    async def _write(self, ask: Claim) -> Claimed:
+        for _ in range(_TRIES):
+            found = await self._store.get(ask.rid)
+            if found is None:
+                raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "no record")
+            record = found.value
+            _check(record, ask)
+            if record.state is RequestState.STREAMING:
+                return Claimed(attempt=ask.attempt)
+            streaming = msgspec.structs.replace(record, state=RequestState.STREAMING)
+            try:
+                await self._store.update(ask.rid, streaming, found.revision)
+            except Conflict:
+                continue
+            return Claimed(attempt=ask.attempt)
+        raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "the record changes too fast")
+
+
+def _check(record: RequestRecord, ask: Claim) -> None:
+    if record.ended:
+        raise PdbusError(ErrorCode.CANCELLED, f"the request is {record.state}")
+    placement = record.placement
+    if record.attempt != ask.attempt or placement is None:
+        raise PdbusError(ErrorCode.STALE_ATTEMPT, f"attempt {record.attempt} is the newest")
+    if placement.decode.incarnation != ask.worker.incarnation:
+        raise PdbusError(ErrorCode.STALE_ATTEMPT, "another decode has this attempt")

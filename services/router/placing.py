@@ -1,0 +1,272 @@
+"""Places one attempt: choose, reserve decode first, write the ledger, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from libs.bus.api import (
+    Bus,
+    BusDown,
+    BusError,
+    Conflict,
+    NoResponders,
+    RequestTimeout,
+    Store,
+    StoreUnknown,
+    TooLarge,
+    Versioned,
+)
+from libs.clock.api import Clock
+from libs.fleet import Fleet
+from libs.telemetry import count, get_logger, names, observe
+from proto import subjects
+from proto.control import Abort, Aborted
+from proto.decode import Reserve, Reserved
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import new_room
+from proto.ledger import Mode, Placement, RequestRecord, RequestState
+from proto.router import Place, Placed, Plan
+from services.router.candidates import Pending, candidates
+from services.router.policies import Candidate, Policy, Score
+from services.router.turns import Turns
+
+__all__ = ["Placing"]
+
+_RPC_S = 0.5
+_START_WINDOW_S = 5.0
+"""A reservation dies this long after the plan unless its start has come."""
+_SKIP = frozenset(
+    {
+        ErrorCode.SATURATED,
+        ErrorCode.STARTING,
+        ErrorCode.DRAINING,
+        ErrorCode.VERSION_MISMATCH,
+        ErrorCode.CANCELLED,
+    }
+)
+"""Refusals of one worker after which the next one is asked. `cancelled` is among them because it
+can be the echo of a reservation given back; a request that was really cancelled has an ended
+record, which is checked before and after."""
+
+
+class Placing:
+    """The place verb."""
+
+    def __init__(  # noqa: PLR0913 - the ports and the router's soft state
+        self,
+        *,
+        bus: Bus,
+        store: Store[RequestRecord],
+        clock: Clock,
+        fleet: Fleet,
+        pending: Pending,
+        turns: Turns,
+        policy: Policy,
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._clock = clock
+        self._fleet = fleet
+        self._pending = pending
+        self._turns = turns
+        self._policy = policy
+
+    async def place(self, ask: Place) -> Placed:
+        """Return the plan of an attempt; the same ask again gives the same plan.
+
+        Raises:
+            PdbusError: no_worker, version_mismatch, saturated (the queue is full), cancelled,
+                stale_attempt, unknown_request, prefill_lost, bus_unavailable.
+        """
+        began = self._clock.monotonic()
+        try:
+            plan = await self._place(ask)
+        except PdbusError as refusal:
+            self._count(ask, "rejected", str(refusal.code))
+            raise
+        except (BusDown, RequestTimeout, StoreUnknown) as error:
+            raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error)) from error
+        if plan is None:
+            self._count(ask, "waiting", "")
+            return Placed(plan=None, ahead=max(0, len(self._turns) - 1))
+        self._count(ask, "placed", "")
+        spent = max(0.0, self._clock.monotonic() - began - plan.queued_s)
+        observe(names.ROUTER_DECISION_SECONDS, spent, policy="least_loaded")
+        return Placed(plan=plan)
+
+    def _count(self, ask: Place, decision: str, code: str) -> None:
+        mode = str(ask.mode) if ask.mode else "any"
+        count(
+            names.ROUTER_DECISIONS,
+            policy="least_loaded",
+            decision=decision,
+            mode=mode,
+            error_code=code,
+        )
+
+    async def _place(self, ask: Place) -> Plan | None:
+        found = await self._record(ask)
+        if found.value.attempt == ask.attempt and found.value.placement is not None:
+            return self._plan(found.value.placement)
+        self._turns.enter(ask.rid)
+        held = None
+        try:
+            held = await self._wait_for_slot(ask)
+        finally:
+            waited = self._turns.waited_s(ask.rid)
+            self._turns.leave(ask.rid, placed=held is not None)
+        if held is None:
+            return None
+        chosen, reserved, tried = held
+        placement = self._placement(ask, chosen)
+        try:
+            written = await self._write(ask, placement)
+        except PdbusError:
+            await self._give_back(ask, chosen)
+            raise
+        if written is not placement:
+            # The same ask was answered elsewhere; the slot is one if decode is the same.
+            if written.decode != placement.decode:
+                await self._give_back(ask, chosen)
+            return self._plan(written)
+        self._pending.add(chosen, ask.prompt_tokens)
+        score = self._policy(ask, chosen)
+        plan = self._plan(placement)
+        return msgspec.structs.replace(
+            plan,
+            write_by_ms=reserved.write_by_ms,
+            queued_s=round(waited, 6),
+            candidates=tried,
+            terms=score.terms,
+        )
+
+    async def _record(self, ask: Place) -> Versioned[RequestRecord]:
+        found = await self._store.get(ask.rid)
+        if found is None:
+            raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "no record")
+        if found.value.ended:
+            raise PdbusError(ErrorCode.CANCELLED, f"the request is {found.value.state}")
+        if found.value.attempt > ask.attempt:
+            raise PdbusError(ErrorCode.STALE_ATTEMPT, f"attempt {found.value.attempt} exists")
+        return found
+
+    # Choosing and reserving
+
+    async def _wait_for_slot(self, ask: Place) -> tuple[Candidate, Reserved, int] | None:
+        while True:
+            found = candidates(ask, self._fleet, self._pending, self._clock.monotonic())
+            self._check_queue(found)
+            if self._turns.is_first(ask.rid):
+                reserved = await self._reserve_best(ask, self._ranked(ask, found))
+                if reserved is not None:
+                    return reserved[0], reserved[1], len(found)
+            left_s = (ask.not_after_ms - self._clock.unix_ms()) / 1000
+            if left_s <= 0:
+                return None
+            await self._turns.changed(min(left_s, 0.25))
+
+    def _check_queue(self, found: Sequence[Candidate]) -> None:
+        slots = {c.decode.incarnation: c.decode.load.slots for c in found if c.decode.load}
+        most = 2 * sum(slots.values()) + 1
+        if len(self._turns) > most:
+            raise PdbusError(
+                ErrorCode.SATURATED, f"{len(self._turns)} requests wait already", retry_after_s=2
+            )
+
+    def _ranked(self, ask: Place, found: Sequence[Candidate]) -> list[Candidate]:
+        def key(candidate: Candidate) -> tuple[float, str, str]:
+            score: Score = self._policy(ask, candidate)
+            prefill = candidate.prefill.incarnation if candidate.prefill else ""
+            return score.total, candidate.decode.incarnation, prefill
+
+        return sorted(found, key=key)
+
+    async def _reserve_best(
+        self, ask: Place, ranked: Sequence[Candidate]
+    ) -> tuple[Candidate, Reserved] | None:
+        full: set[str] = set()
+        for candidate in ranked:
+            if candidate.decode.incarnation in full:
+                continue
+            try:
+                return candidate, await self._reserve(ask, candidate)
+            except NoResponders:
+                # Its incarnation is gone; its heartbeat has not told yet.
+                self._fleet.shun(candidate.decode.ref)
+            except (RequestTimeout, TooLarge) as error:
+                get_logger().warning("reserve failed", rid=ask.rid, error=str(error))
+                # A reservation that was made all the same is used again or dies by itself.
+                self._fleet.shun(candidate.decode.ref)
+            except PdbusError as refusal:
+                count(names.ROUTER_RESERVE_FAILURES, error_code=str(refusal.code))
+                if refusal.code not in _SKIP:
+                    raise
+            full.add(candidate.decode.incarnation)
+        return None
+
+    async def _reserve(self, ask: Place, candidate: Candidate) -> Reserved:
+        reserve = Reserve(
+            rid=ask.rid,
+            attempt=ask.attempt,
+            tokens=ask.prompt_tokens + ask.max_tokens,
+            compat=candidate.compat,
+            not_after_ms=self._clock.unix_ms() + int(_START_WINDOW_S * 1000),
+            deadline_ms=ask.deadline_ms,
+        )
+        subject = subjects.worker(candidate.decode.ref, "reserve")
+        return await self._bus.request(subject, reserve, Reserved, timeout_s=_RPC_S)
+
+    async def _give_back(self, ask: Place, candidate: Candidate) -> None:
+        abort = Abort(rid=ask.rid, attempt=ask.attempt, reason="not placed here")
+        subject = subjects.worker(candidate.decode.ref, "abort")
+        try:
+            await self._bus.request(subject, abort, Aborted, timeout_s=_RPC_S)
+        except (BusError, PdbusError) as error:
+            # The reservation dies by decode's own clock.
+            get_logger().info("reservation not given back", rid=ask.rid, error=str(error))
+
+    # The ledger and the answer
+
+    def _placement(self, ask: Place, chosen: Candidate) -> Placement:
+        return Placement(
+            attempt=ask.attempt,
+            mode=Mode.DISAGGREGATED if chosen.prefill else Mode.AGGREGATED,
+            decode=chosen.decode.ref,
+            prefill=chosen.prefill.ref if chosen.prefill else None,
+            room=new_room(self._clock.entropy),
+            compat=chosen.compat,
+        )
+
+    async def _write(self, ask: Place, placement: Placement) -> Placement:
+        """Write ASSIGNED; return the placement that stands, ours or an earlier one."""
+        while True:
+            found = await self._record(ask)
+            record = found.value
+            if record.attempt == ask.attempt and record.placement is not None:
+                return record.placement
+            assigned = msgspec.structs.replace(
+                record,
+                state=RequestState.ASSIGNED,
+                attempt=ask.attempt,
+                placement=placement,
+            )
+            try:
+                await self._store.update(ask.rid, assigned, found.revision)
+            except Conflict:
+                continue
+            except StoreUnknown:
+                again = await self._store.get(ask.rid)
+                if again is None or again.value.placement != placement:
+                    continue
+            return placement
+
+    def _plan(self, placement: Placement) -> Plan:
+        source = None
+        if placement.prefill is not None:
+            member = self._fleet.get(placement.prefill.incarnation)
+            if member is None or member.heartbeat.address is None:
+                raise PdbusError(ErrorCode.PREFILL_LOST, "the prefill of this plan is gone")
+            source = member.heartbeat.address
+        return Plan(placement=placement, source=source)

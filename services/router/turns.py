@@ -1,0 +1,75 @@
+"""The bounded queue in front of full decode pools: first come, first placed.
+
+A caller waits in slices of about a second, so that the loss of a router is noticed; between two
+slices it keeps its turn for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.clock.api import Clock
+from proto.ids import RequestId
+
+__all__ = ["Turns"]
+
+_KEEP_S = 2.0
+
+
+class Turns:
+    """Who waits for a slot, in order of first arrival."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first_s: dict[RequestId, float] = {}
+        self._left_s: dict[RequestId, float] = {}
+        self._present: set[RequestId] = set()
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def enter(self, rid: RequestId) -> None:
+        """Take a place in the queue, or take it again."""
+        now = self._clock.monotonic()
+        for gone, since in list(self._left_s.items()):
+            if now - since > _KEEP_S:
+                self._left_s.pop(gone)
+                self._first_s.pop(gone, None)
+        self._left_s.pop(rid, None)
+        self._first_s.setdefault(rid, now)
+        self._present.add(rid)
+
+    def leave(self, rid: RequestId, *, placed: bool) -> None:
+        """Give the place up; for good if `placed`."""
+        self._present.discard(rid)
+        if placed:
+            self._first_s.pop(rid, None)
+        elif rid in self._first_s:
+            self._left_s[rid] = self._clock.monotonic()
+        self.wake()
+
+    def waited_s(self, rid: RequestId) -> float:
+        """Return the seconds since the first arrival."""
+        return self._clock.monotonic() - self._first_s.get(rid, self._clock.monotonic())
+
+    def is_first(self, rid: RequestId) -> bool:
+        """Return whether nobody who is present came earlier."""
+        mine = self._key(rid)
+        return all(mine <= self._key(other) for other in self._present)
+
+    def _key(self, rid: RequestId) -> tuple[float, RequestId]:
+        return self._first_s.get(rid, self._clock.monotonic()), rid
+
+    def wake(self) -> None:
+        """Something changed: slots were freed, or somebody left."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait for a change, or for the time to pass."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._changed.wait()
+        except TimeoutError:
+            return
