@@ -19,6 +19,8 @@ class PlaneOpened(Message, frozen=True, kw_only=True):
     page_size: int
     page_bytes: int
     """Bytes of one page in all layers."""
+    row_bytes: int
+    """Bytes of metadata (first token, log-probabilities, ...) that travel with each request."""
     buffers: int
     """K and V buffers, two a layer."""
 

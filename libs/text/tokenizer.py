@@ -1,0 +1,114 @@
+"""Text to token ids with the `tokenizers` library."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+
+import msgspec
+import tokenizers
+
+from libs.text.errors import ModelTextError
+
+__all__ = ["Tokenizer", "pack_ids", "unpack_ids"]
+
+_FILE = "tokenizer.json"
+_BYTE_LEVEL = "ByteLevel"
+"""Name of the decoder's class; the library gives no types for its decoders."""
+
+
+class _TokenizerFile(msgspec.Struct):
+    """What is looked at before the library reads the file: its own errors have no type."""
+
+    model: dict[str, msgspec.Raw]
+
+
+class Tokenizer:
+    """A fast tokenizer, read from a model folder. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # A padding or truncation that the file asks for would change the prompt in silence.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._longest = _longest_token(tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read `tokenizer.json` of a folder.
+
+        Raises:
+            ModelTextError: the file is missing or is no tokenizer.
+        """
+        file = folder / _FILE
+        if not file.is_file():
+            raise ModelTextError(f"{folder} has no {_FILE}")
+        content = file.read_text(encoding="utf-8")
+        try:
+            msgspec.json.decode(content, type=_TokenizerFile)
+        except msgspec.DecodeError as error:
+            raise ModelTextError(f"{file} is no tokenizer: {error}") from error
+        return cls(tokenizers.Tokenizer.from_str(content))
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` certainly has, without encoding it.
+
+        Encoding megabytes takes seconds; a prompt that cannot fit is known much sooner.
+        """
+        return -(-len(text) // self._longest) if self._longest else 0
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def encode(self, text: str) -> bytes:
+        """Return the ids of a rendered prompt as little-endian uint32.
+
+        No special tokens are added: the chat template has written them. The interpreter lock is
+        free meanwhile, so long texts can be encoded on another thread.
+        """
+        return pack_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: bytes) -> str:
+        """Return the text of packed ids, special tokens included."""
+        return self._tokenizer.decode(unpack_ids(ids), skip_special_tokens=False)
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Return token ids as little-endian uint32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(ids: bytes) -> list[int]:
+    """Return the token ids in little-endian uint32 bytes."""
+    packed = array("I")
+    packed.frombytes(ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()
+
+
+def _longest_token(tokenizer: tokenizers.Tokenizer) -> int:
+    """Return the most bytes that a token can stand for, or 0 where there is no such bound.
+
+    Byte-level tokenizers without a normalizer drop nothing: each byte of a text is in one token.
+    """
+    byte_level = type(tokenizer.decoder).__name__ == _BYTE_LEVEL
+    added = tokenizer.get_added_tokens_decoder().values()
+    if not byte_level or tokenizer.normalizer is not None or any(_strips(t) for t in added):
+        return 0
+    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=0)
+
+
+def _strips(token: tokenizers.AddedToken) -> bool:
+    """Return whether a token swallows the white space around it."""
+    return token.lstrip or token.rstrip

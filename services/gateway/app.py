@@ -1,0 +1,77 @@
+"""The object graph of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from libs.fleet.announcer import pdbus_version
+from libs.lifecycle import Parts
+from libs.text import ModelText
+from services.gateway.calls import Coordinator
+from services.gateway.calls.fleet import GatewayFleet
+from services.gateway.edge import EdgeServer
+from services.gateway.gateway import GatewayService
+from services.gateway.openai import CallRules, EdgeRules, Texts
+from services.gateway.routes import Identity, http_app
+from services.gateway.settings import Settings
+
+__all__ = ["SERVICE", "build"]
+
+SERVICE = "gateway"
+
+
+async def build(parts: Parts[Settings]) -> GatewayService:
+    """Return the service of this process.
+
+    Raises:
+        ModelTextError: the model's folder cannot be used.
+        OSError: the port is taken.
+    """
+    settings = parts.settings
+    text = await asyncio.to_thread(ModelText.load, Path(settings.model_path))
+    calls = Coordinator(
+        bus=parts.bus,
+        store=parts.store,
+        clock=parts.clock,
+        tasks=parts.tasks,
+        instance=parts.instance,
+        incarnation=parts.incarnation,
+    )
+    fleet = GatewayFleet(
+        bus=parts.bus,
+        clock=parts.clock,
+        tasks=parts.tasks,
+        calls=calls,
+        instance=parts.instance,
+        incarnation=parts.incarnation,
+    )
+    app = http_app(
+        calls=calls,
+        fleet=fleet,
+        texts=Texts({settings.model: text}, fleet),
+        clock=parts.clock,
+        rules=_rules(settings),
+        identity=Identity(parts.instance, pdbus_version()),
+    )
+    return GatewayService(
+        calls=calls,
+        fleet=fleet,
+        server=EdgeServer(app, host=settings.host, port=settings.port),
+        clock=parts.clock,
+        tasks=parts.tasks,
+    )
+
+
+def _rules(settings: Settings) -> EdgeRules:
+    return EdgeRules(
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        ping_s=settings.ping_s,
+        slow_client_s=settings.slow_client_s,
+        expose_placement=settings.expose_placement,
+        call=CallRules(
+            request_timeout_s=settings.request_timeout_s,
+            default_max_tokens=settings.default_max_tokens,
+        ),
+    )

@@ -1,0 +1,68 @@
+"""The body of a request: JSON only, bounded in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope
+
+from proto.errors import ErrorCode, PdbusError
+from services.gateway.edge.exchange import header
+from services.gateway.edge.presence import ClientGone
+
+__all__ = ["read_body"]
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: float) -> bytes:
+    """Return the body of a request that says it is JSON.
+
+    Args:
+        limit: most bytes.
+        timeout_s: most time until the last byte.
+
+    Raises:
+        PdbusError: wrong media type, too large, too slow.
+        ClientGone: the client left before it had sent all.
+    """
+    _check_media_type(scope)
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(receive, limit)
+    except TimeoutError as error:
+        raise PdbusError(
+            ErrorCode.BODY_TIMEOUT, f"The body did not arrive within {timeout_s:g} s."
+        ) from error
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    length = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("client_gone")
+        piece: bytes = message.get("body", b"")
+        length += len(piece)
+        if length > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _check_media_type(scope: Scope) -> None:
+    kind, _, parameters = (header(scope, b"content-type") or "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind.strip().lower() != "application/json" or charset not in {"", "utf-8", "utf8"}:
+        raise PdbusError(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
+    if (header(scope, b"content-encoding") or "identity").lower() != "identity":
+        raise PdbusError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "Compressed request bodies are not supported."
+        )
+
+
+def _too_large(limit: int) -> PdbusError:
+    return PdbusError(ErrorCode.REQUEST_TOO_LARGE, f"The body is larger than {limit} bytes.")

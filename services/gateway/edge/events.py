@@ -1,0 +1,103 @@
+"""Server-sent events to one client: a late head, one write a batch, a pulse while idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.types import Send
+
+from libs.clock.api import Clock
+from services.gateway.edge.exchange import Exchange
+from services.gateway.edge.reply import Header
+
+__all__ = ["PING", "EventStream"]
+
+PING = b": ping\n\n"
+"""A comment: clients skip it, proxies see life."""
+
+_HEAD: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_TICKS = 3
+"""How many times within its shortest limit the pulse looks."""
+
+
+class EventStream:
+    """Writes events.
+
+    The head goes out with the first write, so that a failure before it can still be a plain HTTP
+    error.
+
+    Args:
+        opening: the first event, written together with whatever comes first.
+        headers: asked for when the head is sent.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        send: Send,
+        *,
+        clock: Clock,
+        opening: bytes,
+        headers: Callable[[], Sequence[Header]],
+    ) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._clock = clock
+        self._opening = opening
+        self._headers = headers
+        self._last_s = clock.monotonic()
+        self._blocked_since_s: float | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the head has been sent."""
+        return self._exchange.status is not None
+
+    async def write(self, data: bytes) -> None:
+        """Write some whole events; waits while the client's connection is full."""
+        await self._put(data, more=True)
+
+    async def close(self, data: bytes = b"") -> None:
+        """Write the last events and end the answer."""
+        await self._put(data, more=False)
+
+    async def pulse(self, *, ping_s: float, slow_s: float) -> None:
+        """Write a comment whenever nothing was written for `ping_s`.
+
+        Returns when one write has been waiting for the client for `slow_s`.
+        """
+        while True:
+            await self._clock.sleep(min(ping_s, slow_s) / _TICKS)
+            now_s = self._clock.monotonic()
+            if self._blocked_since_s is not None:
+                if now_s - self._blocked_since_s >= slow_s:
+                    return
+            elif now_s - self._last_s >= ping_s and not self._exchange.complete:
+                await self.write(PING)
+
+    async def _put(self, data: bytes, *, more: bool) -> None:
+        self._blocked_since_s = self._clock.monotonic()
+        try:
+            if not self.started:
+                data = self._opening + data
+                await self._start()
+            self._exchange.complete = not more
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        finally:
+            self._last_s = self._clock.monotonic()
+            self._blocked_since_s = None
+
+    async def _start(self) -> None:
+        self._exchange.status = 200
+        identity = (b"x-request-id", self._exchange.request_id.encode())
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*_HEAD, identity, *self._headers()],
+            }
+        )

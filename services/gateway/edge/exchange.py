@@ -1,0 +1,188 @@
+"""One HTTP request and what became of it: identity, span, log line, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from libs.clock.api import Clock
+from libs.telemetry import (
+    SpanKind,
+    attach,
+    attributes,
+    get_logger,
+    log_context,
+    names,
+    observe,
+    set_attributes,
+    span,
+)
+from proto.errors import PdbusError
+from proto.ids import RequestId, new_request_id
+
+__all__ = ["OTHER", "Exchange", "Exchanges", "exchange_of", "header"]
+
+OTHER = "other"
+"""The route of everything that is none: paths from outside never become labels."""
+
+_KEY = "pdbus.exchange"
+_MAX_ID = 128
+_SERVER_ERROR = 500
+_CLIENT_LEFT = 499
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_API = "/v1/"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request, from its head to its log line."""
+
+    rid: RequestId
+    request_id: str
+    """`x-request-id`: the caller's, or `rid`."""
+    started_s: float
+    route: str = OTHER
+    status: int | None = None
+    """Set when the head of the answer is sent."""
+    complete: bool = False
+    """The last byte of the answer has been handed over: a client may now hang up."""
+    abandoned: str = ""
+    """Why the client no longer gets an answer: `client_gone` or `slow_client`."""
+    failure: PdbusError | None = None
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Key-values for the log line."""
+
+    @property
+    def status_or_fate(self) -> int:
+        """The status sent; else 499 if the client left, 500 if a bug ended the exchange."""
+        if self.status is not None:
+            return self.status
+        return _CLIENT_LEFT if self.abandoned else _SERVER_ERROR
+
+    @property
+    def inner_detail(self) -> str | None:
+        """What is known of a failure; nothing where that may quote the client's own words."""
+        if self.failure is None or self.failure.spec.detail_is_public:
+            return None
+        return self.failure.detail or None
+
+    @property
+    def outcome(self) -> str:
+        """One word for how it ended."""
+        if self.abandoned:
+            return self.abandoned
+        if self.failure is not None:
+            return "failed" if self.failure.spec.http >= _SERVER_ERROR else "refused"
+        return "ok" if self.complete else "failed"
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange that `Exchanges` has put into the scope."""
+    exchange: Exchange = scope[_KEY]
+    return exchange
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a request header (its last value), or None; `name` in lower case."""
+    found = None
+    for key, value in scope["headers"]:
+        if key == name:
+            found = value.decode("latin-1")
+    return found
+
+
+class Exchanges:
+    """Middleware that opens an exchange for each HTTP request and accounts for it at its end."""
+
+    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one exchange."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = self._open(scope)
+        scope[_KEY] = exchange
+        with log_context(request_id=exchange.rid):
+            try:
+                if scope["path"].startswith(_API):
+                    await self._traced(exchange, scope, receive, send)
+                else:
+                    await self._app(scope, receive, send)
+            finally:
+                self._close(exchange, scope)
+
+    def _open(self, scope: Scope) -> Exchange:
+        rid = new_request_id(self._clock.unix_ms(), self._clock.entropy)
+        given = header(scope, b"x-request-id")
+        return Exchange(
+            rid=rid,
+            request_id=given if given is not None and _usable(given) else rid,
+            started_s=self._clock.monotonic(),
+        )
+
+    async def _traced(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        parent = header(scope, b"traceparent"), header(scope, b"tracestate")
+        facts = {
+            attributes.HTTP_METHOD: _method(scope),
+            attributes.URL_PATH: scope["path"],
+            attributes.REQUEST_ID: exchange.rid,
+        }
+        try:
+            with attach(*parent), span(_method(scope), facts, kind=SpanKind.SERVER) as current:
+                await self._app(scope, receive, send)
+                current.update_name(f"{_method(scope)} {exchange.route}")
+                set_attributes(
+                    **{
+                        attributes.HTTP_ROUTE: exchange.route,
+                        attributes.HTTP_STATUS: exchange.status_or_fate,
+                    }
+                )
+                if exchange.outcome == "failed" and exchange.failure is not None:
+                    # Answered already; passing through the span marks it as failed.
+                    raise exchange.failure
+        except PdbusError as error:
+            if error is not exchange.failure:
+                raise
+
+    def _close(self, exchange: Exchange, scope: Scope) -> None:
+        duration_s = self._clock.monotonic() - exchange.started_s
+        failure = str(exchange.failure.code) if exchange.failure is not None else ""
+        observe(
+            names.HTTP_REQUEST_DURATION,
+            duration_s,
+            **{
+                attributes.HTTP_METHOD: _method(scope),
+                attributes.HTTP_ROUTE: exchange.route,
+                attributes.HTTP_STATUS: exchange.status_or_fate,
+                attributes.ERROR_TYPE: failure,
+            },
+        )
+        logger = get_logger()
+        # Probes come every second: they are told apart from requests by the level.
+        write = logger.info if scope["path"].startswith(_API) else logger.debug
+        write(
+            "request served",
+            method=_method(scope),
+            route=exchange.route,
+            status=exchange.status_or_fate,
+            outcome=exchange.outcome,
+            error_code=failure or None,
+            detail=exchange.inner_detail,
+            duration_s=round(duration_s, 4),
+            client_request_id=None if exchange.request_id == exchange.rid else exchange.request_id,
+            **exchange.facts,
+        )
+
+
+def _usable(value: str) -> bool:
+    return 0 < len(value) <= _MAX_ID and value.isascii() and value.isprintable()
+
+
+def _method(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in _METHODS else "_OTHER"

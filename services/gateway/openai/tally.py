@@ -1,0 +1,149 @@
+"""What is counted about one generation, and how it is told to metrics, span and log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from libs.clock.api import Clock
+from libs.telemetry import attributes, count, names, observe, set_attributes
+from proto.gateway import FinishReason
+from proto.ledger import Usage
+from services.gateway.api import Call, Delta
+from services.gateway.edge import Exchange
+
+__all__ = ["Stage", "Tally"]
+
+_PROVIDER = "pdbus"
+_NO_MODEL = "other"
+"""Label for requests whose model is not one of ours: names from outside never become labels."""
+
+
+class Stage(StrEnum):
+    """How far a request has come."""
+
+    READINESS = "readiness"
+    BODY = "body"
+    PROMPT = "prompt"
+    PLACE = "place"
+    FIRST = "first"
+    STREAM = "stream"
+
+
+_BEFORE_PLACE = frozenset({Stage.READINESS, Stage.BODY, Stage.PROMPT})
+
+
+@dataclass(slots=True)
+class Tally:
+    """The figures of one request."""
+
+    clock: Clock
+    started_s: float
+    operation: str
+    """GenAI's word for the endpoint: `chat`."""
+    stage: Stage = Stage.READINESS
+    call: Call | None = None
+    streaming: bool = False
+    first_s: float | None = None
+    last_s: float | None = None
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Count a part of the answer."""
+        self.last_s = self.clock.monotonic()
+        if self.first_s is None:
+            self.first_s = self.last_s
+            self.stage = Stage.STREAM
+        if delta.finish is not None:
+            self.finish = delta.finish
+            self.usage = delta.usage
+
+    def ask(self, call: Call, *, streaming: bool) -> None:
+        """Note what is asked for, for the span too."""
+        self.call = call
+        self.streaming = streaming
+        self.stage = Stage.PLACE
+        set_attributes(
+            **{
+                attributes.GEN_AI_OPERATION: self.operation,
+                attributes.GEN_AI_PROVIDER: _PROVIDER,
+                attributes.GEN_AI_REQUEST_MODEL: call.model,
+                attributes.GEN_AI_REQUEST_MAX_TOKENS: call.sampling.max_tokens,
+                attributes.GEN_AI_REQUEST_TEMPERATURE: call.sampling.temperature,
+                attributes.GEN_AI_REQUEST_TOP_P: call.sampling.top_p,
+                attributes.GEN_AI_REQUEST_STREAM: streaming,
+                attributes.GEN_AI_INPUT_TOKENS: call.prompt_tokens,
+            }
+        )
+
+    def report(self, exchange: Exchange, answer_id: str) -> None:
+        """Tell what happened, once, at the end."""
+        model = self.call.model if self.call is not None else _NO_MODEL
+        code = str(exchange.failure.code) if exchange.failure is not None else ""
+        count(
+            names.GATEWAY_REQUESTS,
+            model_name=model,
+            endpoint=exchange.route,
+            outcome=exchange.outcome,
+            error_code=code,
+            streaming=self.streaming,
+        )
+        if exchange.abandoned:
+            count(names.GATEWAY_DISCONNECTS, stage=self.stage)
+        elif self.stage in _BEFORE_PLACE:
+            count(
+                names.GATEWAY_REJECTED, endpoint=exchange.route, error_code=code, reason=self.stage
+            )
+        if self.call is None:
+            exchange.facts["stage"] = str(self.stage)
+            return
+        self._times(exchange, model, code)
+        self._tokens(exchange, model, answer_id)
+
+    def _times(self, exchange: Exchange, model: str, code: str) -> None:
+        common = {
+            attributes.GEN_AI_OPERATION: self.operation,
+            attributes.GEN_AI_PROVIDER: _PROVIDER,
+            attributes.GEN_AI_REQUEST_MODEL: model,
+            attributes.GEN_AI_RESPONSE_MODEL: model,
+        }
+        total_s = self.clock.monotonic() - self.started_s
+        observe(names.GATEWAY_DURATION, total_s, model_name=model, outcome=exchange.outcome)
+        observe(names.GEN_AI_REQUEST_DURATION, total_s, **common, **{attributes.ERROR_TYPE: code})
+        exchange.facts.update(model=model, stream=self.streaming, stage=str(self.stage))
+        if self.first_s is None or self.last_s is None:
+            return
+        first_s = self.first_s - self.started_s
+        observe(names.GATEWAY_TTFT, first_s, model_name=model)
+        observe(names.GEN_AI_TIME_TO_FIRST_TOKEN, first_s, **common)
+        exchange.facts["first_token_s"] = round(first_s, 4)
+        later = self.usage.completion_tokens - 1 if self.usage is not None else 0
+        if later > 0:
+            # The mean over the request: one value a token would cost more than the token's write.
+            each_s = (self.last_s - self.first_s) / later
+            observe(names.GATEWAY_ITL, each_s, model_name=model)
+            observe(names.GEN_AI_TIME_PER_OUTPUT_TOKEN, each_s, **common)
+
+    def _tokens(self, exchange: Exchange, model: str, answer_id: str) -> None:
+        if self.usage is None or self.finish is None:
+            return
+        usage = self.usage
+        observe(names.GATEWAY_INPUT_TOKENS, usage.prompt_tokens, model_name=model)
+        observe(names.GATEWAY_OUTPUT_TOKENS, usage.completion_tokens, model_name=model)
+        exchange.facts.update(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            finish=str(self.finish),
+        )
+        set_attributes(
+            **{
+                attributes.GEN_AI_RESPONSE_MODEL: model,
+                attributes.GEN_AI_RESPONSE_ID: answer_id,
+                attributes.GEN_AI_FINISH_REASONS: str(self.finish),
+                attributes.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+                attributes.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
+                attributes.GEN_AI_CACHED_TOKENS: usage.cached_tokens,
+            }
+        )

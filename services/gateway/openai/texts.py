@@ -1,0 +1,106 @@
+"""From messages to token ids, with the tokenizer and template of the model that is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from libs.telemetry import get_logger
+from libs.text import ModelText, TemplateRefused, Turn
+from proto.errors import ErrorCode, PdbusError
+from proto.openai.chat import Message
+from services.gateway.api import FleetView, ServedModel
+
+__all__ = ["INLINE_CHARS", "Texts", "prompt_ids"]
+
+INLINE_CHARS = 16_384
+"""Longer prompts are encoded on a thread, so that they do not hold up other streams."""
+
+
+class Texts:
+    """The models that this gateway can speak for, and of those the ones that are served now."""
+
+    def __init__(self, texts: Mapping[str, ModelText], fleet: FleetView) -> None:
+        self._texts = texts
+        self._fleet = fleet
+        self._told: set[str] = set()
+
+    def served(self) -> tuple[tuple[str, int], ...]:
+        """Return name and context length of each model that can be asked now."""
+        return tuple(
+            (model.name, self.context_tokens(model))
+            for model in self._fleet.models()
+            if self._fits(model)
+        )
+
+    def find(self, name: str) -> tuple[ModelText, int]:
+        """Return the text side of a served model, and its context length.
+
+        Raises:
+            PdbusError: `model_not_found`, or `no_worker` for a model that is only not served now.
+        """
+        for model in self._fleet.models():
+            if model.name == name and self._fits(model):
+                return self._texts[name], self.context_tokens(model)
+        if name in self._texts:
+            raise PdbusError(ErrorCode.NO_WORKER, "no set of workers serves the model now")
+        raise PdbusError(
+            ErrorCode.MODEL_NOT_FOUND, f"The model '{name}' does not exist.", param="model"
+        )
+
+    def context_tokens(self, model: ServedModel) -> int:
+        """Return how many tokens prompt and answer may have together."""
+        own = self._texts[model.name].context_tokens
+        return min(own, model.context_tokens) if model.context_tokens else own
+
+    def _fits(self, model: ServedModel) -> bool:
+        text = self._texts.get(model.name)
+        if text is None:
+            return False
+        if not model.tokenizer or model.tokenizer == text.digest:
+            return True
+        if model.tokenizer not in self._told:
+            self._told.add(model.tokenizer)
+            get_logger().error(
+                "tokenizer differs from the workers",
+                model=model.name,
+                ours=text.digest,
+                theirs=model.tokenizer,
+            )
+        return False
+
+
+async def prompt_ids(
+    text: ModelText, messages: list[Message], *, context_tokens: int, unix_ms: int
+) -> bytes:
+    """Return the ids of a conversation as little-endian uint32.
+
+    Raises:
+        PdbusError: the model's template does not accept the messages, or they are so long that
+            they need not be encoded to know that they do not fit.
+    """
+    try:
+        prompt = text.template.render([_turn(message) for message in messages], unix_ms=unix_ms)
+    except TemplateRefused as error:
+        raise PdbusError(ErrorCode.INVALID_VALUE, str(error), param="messages") from error
+    fewest = text.tokenizer.fewest_tokens(prompt)
+    if fewest > context_tokens:
+        raise PdbusError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"The model's context is {context_tokens} tokens, and the messages have {fewest} at"
+            " least.",
+            param="messages",
+        )
+    if len(prompt) <= INLINE_CHARS:
+        return text.tokenizer.encode(prompt)
+    return await asyncio.to_thread(text.tokenizer.encode, prompt)
+
+
+def _turn(message: Message) -> Turn:
+    content = message.content or ""
+    return Turn(
+        role="system" if message.role == "developer" else message.role,
+        content=content if isinstance(content, str) else "".join(part.text for part in content),
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+    )

@@ -1,0 +1,74 @@
+"""The HTTP face: which path is answered by what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from libs.clock.api import Clock
+from libs.telemetry import gauge, names
+from proto import PROTO_VERSION
+from services.gateway.api import Calls, FleetView
+from services.gateway.edge.errors import on_bug, on_http_exception
+from services.gateway.edge.exchange import Exchanges
+from services.gateway.edge.health import (
+    LiveEndpoint,
+    MetricsEndpoint,
+    ReadyEndpoint,
+    VersionEndpoint,
+)
+from services.gateway.openai import ChatEndpoint, ModelEndpoint, ModelsEndpoint, Texts
+from services.gateway.openai.chat import EdgeRules
+
+__all__ = ["Identity", "http_app"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this gateway says of itself."""
+
+    instance: str
+    version: str
+
+
+def http_app(
+    *,
+    calls: Calls,
+    fleet: FleetView,
+    texts: Texts,
+    clock: Clock,
+    rules: EdgeRules,
+    identity: Identity,
+) -> ASGIApp:
+    """Return the ASGI app of a gateway."""
+    created = clock.unix_ms() // 1000
+    chat = ChatEndpoint(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules)
+    gauge(names.GATEWAY_INFLIGHT, lambda: chat.inflight)
+    gauge(names.GATEWAY_QUEUED, lambda: chat.placing)
+    version = VersionEndpoint(
+        version=identity.version, protocol=PROTO_VERSION, instance=identity.instance
+    )
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/models", ModelsEndpoint(texts, created=created), methods=["GET"]),
+            Route(
+                "/v1/models/{model:path}", ModelEndpoint(texts, created=created), methods=["GET"]
+            ),
+            Route("/livez", LiveEndpoint(), methods=["GET"]),
+            Route("/readyz", ReadyEndpoint(fleet, "/readyz"), methods=["GET"]),
+            Route("/health", ReadyEndpoint(fleet, "/health"), methods=["GET"]),
+            Route("/version", version, methods=["GET"]),
+            Route("/metrics", MetricsEndpoint(), methods=["GET"]),
+        ],
+        middleware=[Middleware(Exchanges, clock=clock)],
+        exception_handlers={HTTPException: on_http_exception, Exception: on_bug},
+    )
+    # A redirect to a path without the slash would turn an unknown path into one that is known.
+    app.router.redirect_slashes = False
+    return app

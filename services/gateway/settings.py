@@ -1,0 +1,38 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from libs.config import ServiceSettings
+
+__all__ = ["Settings"]
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True):
+    """Where the gateway listens, which model it speaks for, and what it puts up with."""
+
+    host: str = "127.0.0.1"
+    """Address that the REST API listens on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """Port of the REST API; 0 takes a free one."""
+    model: str
+    """Name under which clients ask for the model."""
+    model_path: str
+    """Folder with the model's tokenizer, chat template and config."""
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 << 20
+    """Most bytes of a request body."""
+    body_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    """Most seconds until a request body has arrived."""
+    request_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Most seconds from a request to the end of its answer."""
+    default_max_tokens: Annotated[int, Meta(ge=1)] = 4096
+    """Most tokens of an answer when the client names no limit and the context has room."""
+    ping_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds of silence after which a stream gets a comment, so that proxies keep it open."""
+    slow_client_s: Annotated[float, Meta(gt=0)] = 30.0
+    """Seconds that one write may wait for a client before the request is given up."""
+    expose_placement: bool = True
+    """Whether answers name their workers in x-pdbus-* headers."""

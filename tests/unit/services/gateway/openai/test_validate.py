@@ -1,0 +1,284 @@
+"""Bad bodies are refused with the field at fault, in valid JSON, before anything is opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proto.errors import ErrorCode, PdbusError
+from proto.openai.chat import ChatRequest
+from services.gateway.openai.fields import CHAT_FIELDS, Stance, field_table
+from services.gateway.openai.validate import decode_chat
+from tests.unit.services.gateway.rig import Rig, chat_body, rules
+
+BLNS = Path(__file__).parents[5] / ".." / "shared" / "traces" / "blns.json"
+IMAGE = '{"image_url": {"url": "u"}, "type": "image_url"}'
+USER = {"role": "user", "content": "Hi"}
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+def refusal(body: Any) -> PdbusError:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(PdbusError) as caught:
+        decode_chat(raw)
+    return caught.value
+
+
+def body_with(field: str) -> bytes:
+    """Return a valid body with one more field, given as raw JSON."""
+    return json.dumps(chat_body()).encode()[:-1] + b"," + field.encode() + b"}"
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ('"temperature": NaN', "temperature"),
+        ('"temperature": Infinity', "temperature"),
+        ('"temperature": -Infinity', "temperature"),
+        ('"temperature": 1e999', "temperature"),
+        ('"temperature": "nan"', "temperature"),
+        ('"temperature": -1', "temperature"),
+        ('"temperature": 2.01', "temperature"),
+        ('"temperature": true', "temperature"),
+        ('"temperature": []', "temperature"),
+        ('"top_p": 0', "top_p"),
+        ('"top_p": 1.5', "top_p"),
+        ('"top_p": NaN', "top_p"),
+        ('"frequency_penalty": -2.5', "frequency_penalty"),
+        ('"presence_penalty": NaN', "presence_penalty"),
+        ('"repetition_penalty": 0', "repetition_penalty"),
+        ('"min_p": 2', "min_p"),
+        ('"top_k": 0', "top_k"),
+        ('"top_k": -2', "top_k"),
+        ('"max_tokens": 0', "max_tokens"),
+        ('"max_tokens": -5', "max_tokens"),
+        ('"max_tokens": 1e12', "max_tokens"),
+        ('"max_tokens": 1000000000000', "max_tokens"),
+        ('"max_tokens": 99999999999999999999999', "max_tokens"),
+        ('"max_tokens": 1.5', "max_tokens"),
+        ('"max_tokens": "7"', "max_tokens"),
+        ('"max_completion_tokens": 0', "max_completion_tokens"),
+        ('"n": 0', "n"),
+        ('"n": 10000', "n"),
+        ('"stop": ["a", "b", "c", "d", "e"]', "stop"),
+        ('"stop": [1]', "stop[0]"),
+        ('"stop": ""', "stop"),
+        ('"stop_token_ids": [-1]', "stop_token_ids[0]"),
+        ('"stream": "yes"', "stream"),
+        ('"stream_options": {"include_usage": true}', "stream_options"),
+        ('"stream": false, "stream_options": {}', "stream_options"),
+        ('"stream": true, "stream_options": {"include_usage": 1}', "stream_options.include_usage"),
+        ('"messages": []', "messages"),
+        ('"messages": null', "messages"),
+        ('"messages": "Hi"', "messages"),
+        ('"messages": [{"role": "wizard", "content": "Hi"}]', "messages[0].role"),
+        ('"messages": [{"role": "user", "content": 5}]', "messages[0].content"),
+        ('"messages": [{"role": "user", "content": null}]', "messages[0].content"),
+        ('"messages": [{"role": "user"}]', "messages[0].content"),
+        ('"messages": [{"role": "user", "content": NaN}]', "messages[0].content"),
+        ('"messages": [{"role": "tool", "content": "x"}]', "messages[0].tool_call_id"),
+        ('"messages": [{"role": "user", "content": "x", "name": ""}]', "messages[0].name"),
+        ('"model": 5', "model"),
+        ('"model": ""', "model"),
+    ],
+)
+async def test_a_bad_value_is_named(rig: Rig, field: str, param: str):
+    """Wrong types, ranges and numbers that are none: 400 with the field, and nothing opened."""
+    reply = await rig.ask(body_with(field))
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["code"] == "invalid_value"
+    assert reply.error["param"] == param
+    assert param in reply.error["message"]
+    assert rig.calls.opened == []
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ('"logprobs": true', "logprobs"),
+        ('"top_logprobs": 21', "top_logprobs"),
+        ('"seed": 1', "seed"),
+        ('"logit_bias": {"1": 5}', "logit_bias"),
+        ('"n": 2', "n"),
+        ('"tools": [{"type": "function"}]', "tools"),
+        ('"tool_choice": "required"', "tool_choice"),
+        ('"response_format": {"type": "json_object"}', "response_format"),
+        ('"store": true', "store"),
+        ('"service_tier": "flex"', "service_tier"),
+        ('"modalities": ["text", "audio"]', "modalities"),
+        ('"functions": []', "functions"),
+        ('"audio": {}', "audio"),
+        ('"prediction": {}', "prediction"),
+        ('"web_search_options": {}', "web_search_options"),
+        ('"reasoning_effort": "high"', "reasoning_effort"),
+        ('"metadata": {"a": 1}', "metadata"),
+        ('"user": 5', "user"),
+        ('"regex": "a*"', "regex"),
+        ('"no_such_field": null', "no_such_field"),
+        ('"Temperature": 1', "Temperature"),
+        ('"": 1', ""),
+        (
+            '"stream": true, "stream_options": {"include_obfuscation": true}',
+            "stream_options.include_obfuscation",
+        ),
+        ('"stream": true, "stream_options": {"x": 1}', "stream_options.x"),
+        ('"messages": [{"role": "user", "content": "x", "weight": 1}]', "messages[0].weight"),
+        (
+            '"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]',
+            "messages[0].tool_calls",
+        ),
+        (
+            '"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]',
+            "messages[0].content[1].type",
+        ),
+        (
+            '"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]',
+            "messages[0].content[0].type",
+        ),
+        (
+            '"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]',
+            "messages[0].content[0].y",
+        ),
+    ],
+)
+async def test_what_would_be_ignored_is_refused(rig: Rig, field: str, param: str):
+    """Fields and values without effect are never accepted in silence."""
+    reply = await rig.ask(body_with(field.replace("IMAGE", IMAGE)))
+    assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
+    assert reply.error["param"] == param
+    assert rig.calls.opened == []
+
+
+@pytest.mark.parametrize(
+    "name", [row.name for row in CHAT_FIELDS.values() if row.stance is Stance.INTERNAL]
+)
+@pytest.mark.parametrize("value", [None, 1, "x"])
+def test_internal_fields_cannot_be_set(name: str, value: object):
+    """What routes a request inside is refused from outside, even as null."""
+    error = refusal(chat_body(**{name: value}))
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, name)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"nonsense", "not valid JSON"),
+        (b'{"model": "m"} x', "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b'{"model": "\xff"}', "not valid JSON"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b"[]", "Expected object, got array"),
+        (b'"text"', "Expected object, got str"),
+        (b"null", "Expected object, got null"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b"[" * 1_000_000, "Expected object, got array"),
+        (b'{"messages":' + b'{"a":' * 50_000, "nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_object_is_refused(rig: Rig, body: bytes, text: str):
+    """Broken JSON, other JSON and bottomless JSON get a 400 without a field."""
+    rig.rules = rules(max_body_bytes=4 << 20)
+    reply = await rig.ask(body)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+    assert reply.error["param"] is None
+    assert text in reply.error["message"]
+    assert rig.calls.opened == []
+
+
+@pytest.mark.parametrize("name", ["model", "messages"])
+def test_a_missing_field_is_named(name: str):
+    """Both required fields are asked for by name."""
+    error = refusal(chat_body(**{name: ...}))
+    assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, name)
+    assert "Missing" in error.public_text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "functions": None},
+        {"response_format": {"type": "text"}, "logprobs": False, "logit_bias": {}, "n": 1},
+        {"seed": None, "stop": None, "stop_token_ids": None, "stream_options": None},
+        {"modalities": ["text"], "verbosity": "medium", "reasoning_effort": None},
+        {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_retention": "in_memory"},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]):
+    """Values that mean the default, and null, are taken."""
+    assert decode_chat(json.dumps(chat_body(**fields)).encode()).model == "toy"
+
+
+def test_a_value_must_have_the_right_type_to_be_neutral():
+    """Zero is not false: a neutral value is compared with its type."""
+    assert refusal(chat_body(store=0)).param == "store"
+    assert refusal(chat_body(top_logprobs=False)).param == "top_logprobs"
+
+
+def test_the_table_is_the_request():
+    """The rows that are carried out are exactly the fields of the request type."""
+    done = {row.name for row in CHAT_FIELDS.values() if row.stance is Stance.DONE}
+    assert done == set(ChatRequest.__struct_fields__)
+
+
+def test_the_readme_has_the_table():
+    """The field table of the README is the one of the code."""
+    readme = Path(__file__).parents[5] / "services" / "gateway" / "README.md"
+    assert field_table() in readme.read_text(encoding="utf-8")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(CHAT_FIELDS)), VALUES, max_size=4))
+def test_no_body_is_a_bug(fields: dict[str, Any]):
+    """Any values for known fields: a valid request, or an error with a client's status."""
+    raw = json.dumps(chat_body(**fields)).encode()
+    try:
+        request = decode_chat(raw)
+    except PdbusError as error:
+        assert error.spec.http == 400  # noqa: PT017 - both outcomes are allowed
+        msgspec.json.encode(error.public_text)
+    else:
+        assert request.n in {None, 1}
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_are_a_bug(raw: bytes):
+    """Any bytes at all are refused as a client's mistake."""
+    assert refusal(raw).spec.http == 400
+
+
+@pytest.mark.parametrize("place", ["content", "model", "name", "stop"])
+def test_naughty_strings_are_text_or_refused(place: str):
+    """Awkward strings pass unchanged where text is free, and are refused cleanly elsewhere."""
+    if not BLNS.is_file():
+        pytest.skip("the list of naughty strings is not beside this checkout")
+    for text in json.loads(BLNS.read_text(encoding="utf-8")):
+        fields: dict[str, Any] = {"messages": [USER]}
+        match place:
+            case "content" | "name":
+                fields["messages"] = [USER | {place: text}]
+            case _:
+                fields[place] = text
+        try:
+            request = decode_chat(json.dumps(chat_body(**fields)).encode())
+        except PdbusError as error:
+            assert error.spec.http == 400  # noqa: PT017 - both outcomes are allowed
+            continue
+        message = request.messages[0]
+        found = {"content": message.content, "name": message.name, "model": request.model}
+        assert found.get(place, request.stop) == text

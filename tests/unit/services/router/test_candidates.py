@@ -1,0 +1,156 @@
+"""Only compatible, living workers of the right model are candidates, and refusals say why."""
+
+import pytest
+
+from libs.fleet import Fleet
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import Incarnation, InstanceId, RequestId
+from proto.ledger import Mode, Sink
+from proto.router import Place
+from proto.workers import CompatCard, Heartbeat, Role, WorkerLoad, WorkerRef, WorkerState
+from services.router.candidates import Pending, candidates
+
+SINK = Sink(gateway=InstanceId("gateway-00000000"), incarnation=Incarnation("9" * 16))
+
+
+def card(**changes: object) -> CompatCard:
+    facts: dict[str, object] = {
+        "model": "m",
+        "revision": "r",
+        "tokenizer": "t",
+        "dtype": "float32",
+        "kv_dtype": "float32",
+        "kv_layout": "nhd",
+        "page_size": 16,
+        "layers": 2,
+        "kv_heads": 2,
+        "head_dim": 16,
+    }
+    return CompatCard(**(facts | changes))  # type: ignore[arg-type]
+
+
+def worker(fleet: Fleet, role: Role, n: int, **changes: object) -> WorkerRef:
+    beat = Heartbeat(
+        role=role,
+        instance=InstanceId(f"{role}-{n:08d}"),
+        incarnation=Incarnation(f"{role}{n}".ljust(16, "0")),
+        version="1",
+        sequence=1,
+        sent_ms=0,
+        state=WorkerState.READY,
+        card=card(**changes),
+        load=WorkerLoad(slots=4, slots_free=4),
+    )
+    fleet.hear(beat, 0.0)
+    return beat.ref
+
+
+def ask(**changes: object) -> Place:
+    facts: dict[str, object] = {
+        "rid": RequestId("a" * 26),
+        "attempt": 0,
+        "model": "m",
+        "prompt_tokens": 10,
+        "max_tokens": 10,
+        "sink": SINK,
+        "deadline_ms": 10,
+        "not_after_ms": 10,
+    }
+    return Place(**(facts | changes))  # type: ignore[arg-type]
+
+
+def code_of(place: Place, fleet: Fleet) -> tuple[ErrorCode, str]:
+    with pytest.raises(PdbusError) as raised:
+        candidates(place, fleet, Pending(), 0.1)
+    return raised.value.code, raised.value.detail
+
+
+def test_all_compatible_pairs_are_found() -> None:
+    """Two prefills and two decodes of one card give four pairs."""
+    fleet = Fleet()
+    for n in range(2):
+        worker(fleet, Role.PREFILL, n)
+        worker(fleet, Role.DECODE, n)
+    assert len(candidates(ask(), fleet, Pending(), 0.1)) == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("revision", "x"),
+        ("tokenizer", "x"),
+        ("dtype", "bfloat16"),
+        ("kv_dtype", "bfloat16"),
+        ("kv_layout", "hnd"),
+        ("page_size", 1),
+        ("layers", 3),
+        ("kv_heads", 4),
+        ("head_dim", 32),
+        ("tp", 2),
+        ("pp", 2),
+        ("attention", "x"),
+        ("engine", "x"),
+        ("engine_version", "x"),
+        ("protocol", 2),
+        ("draft", "x"),
+    ],
+)
+def test_a_difference_in_one_field_is_named(field: str, value: object) -> None:
+    """A pair that differs in one field is refused before any prefill, and the field is named."""
+    fleet = Fleet()
+    worker(fleet, Role.PREFILL, 0)
+    worker(fleet, Role.DECODE, 0, **{field: value})
+    code, detail = code_of(ask(), fleet)
+    assert code is ErrorCode.VERSION_MISMATCH
+    assert detail.endswith(f"differ in {field}")
+
+
+def test_a_missing_side_is_named() -> None:
+    """Without a prefill worker the refusal says that prefill is missing."""
+    fleet = Fleet()
+    worker(fleet, Role.DECODE, 0)
+    code, detail = code_of(ask(), fleet)
+    assert code is ErrorCode.NO_WORKER
+    assert "prefill" in detail
+
+
+def test_another_model_is_no_candidate() -> None:
+    """Workers of another model do not count."""
+    fleet = Fleet()
+    worker(fleet, Role.AGGREGATED, 0, model="other")
+    assert code_of(ask(), fleet)[0] is ErrorCode.NO_WORKER
+
+
+def test_excluded_incarnations_are_left_out() -> None:
+    """A second attempt avoids what failed the first."""
+    fleet = Fleet()
+    bad = worker(fleet, Role.PREFILL, 0)
+    worker(fleet, Role.PREFILL, 1)
+    worker(fleet, Role.DECODE, 0)
+    (found,) = candidates(ask(exclude=(bad,)), fleet, Pending(), 0.1)
+    assert found.prefill is not None
+    assert found.prefill.ref != bad
+
+
+def test_aggregated_serves_when_asked_or_when_nothing_else_does() -> None:
+    """Splitting is preferred where a pair exists; the mode of the ask overrules."""
+    fleet = Fleet()
+    worker(fleet, Role.AGGREGATED, 0)
+    assert candidates(ask(), fleet, Pending(), 0.1)[0].prefill is None
+    worker(fleet, Role.PREFILL, 0)
+    worker(fleet, Role.DECODE, 0)
+    assert candidates(ask(), fleet, Pending(), 0.1)[0].prefill is not None
+    assert candidates(ask(mode=Mode.AGGREGATED), fleet, Pending(), 0.1)[0].prefill is None
+
+
+def test_work_placed_since_the_last_heartbeat_counts() -> None:
+    """Requests between two heartbeats do not all see the same idle worker."""
+    fleet, pending = Fleet(), Pending()
+    worker(fleet, Role.PREFILL, 0)
+    ref = worker(fleet, Role.DECODE, 0)
+    (found,) = candidates(ask(), fleet, pending, 0.1)
+    pending.add(found, 10)
+    (again,) = candidates(ask(), fleet, pending, 0.1)
+    assert (again.decode_pending, again.prefill_pending_tokens) == (1, 10)
+    pending.heard(ref.incarnation)
+    assert candidates(ask(), fleet, pending, 0.1)[0].decode_pending == 0
