@@ -1,0 +1,208 @@
+"""What the scripted model computes: KV contents from tokens, and the next token from KV contents.
+
+All arithmetic is on unsigned 64-bit integers that wrap. The KV of a prompt token depends on the
+token, its position and all tokens before it; the KV of a generated token depends on what the model
+read to make it. The next token depends on every word of one KV buffer of the request (the buffers
+take turns; the first token reads all), so KV that is missing, stale, in the wrong slot or of
+another request gives another answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.engine.script.settings import AnswerMode
+
+__all__ = [
+    "U64",
+    "Alphabet",
+    "Model",
+    "contents",
+    "draw",
+    "mix",
+    "mix_one",
+    "next_states",
+    "place_weights",
+    "prompt_states",
+    "reference",
+    "word_keys",
+]
+
+U64 = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_TOKEN = 0xD6E8FEB86659FD93
+_PLACE = 0xA0761D6478BD642F
+_WORD = 0xE7037ED1A0B428DB
+_STEP = 0x8EBC6AF09C88C6E3
+_END = 0x589965CC75374CC3
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """Which tokens the model may say."""
+
+    words: tuple[int, ...]
+    """Tokens of plain words."""
+    eos: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """All that the answers depend on besides the prompt."""
+
+    alphabet: Alphabet
+    seed: int = 0
+    buffers: int = 4
+    """K and V of each layer."""
+    words: int = 2
+    """64-bit words that a token takes in each buffer."""
+    answer: AnswerMode = AnswerMode.HASH
+    answer_tokens: int = 48
+
+    def first(self, sums: U64) -> int:
+        """Return the digest behind the first token, from the sums over all buffers."""
+        total = 0
+        for place, value in enumerate(sums.tolist()):
+            total += value * ((_mixed(place, _PLACE)) | 1)
+        return mix_one(total + self.seed)
+
+    def choose(self, digest: int, step: int, *, ignore_eos: bool) -> int:
+        """Return token number `step` of an answer for what was read."""
+        drawn = mix_one(digest + step * _STEP)
+        if not ignore_eos and step and mix_one(drawn ^ _END) % self.answer_tokens == 0:
+            return self.alphabet.eos
+        return self.alphabet.words[drawn % len(self.alphabet.words)]
+
+    def ends(self, token: int, step: int, prompt_tokens: int) -> bool:
+        """Return whether the answer ends by itself with token number `step`."""
+        if self.answer is AnswerMode.ECHO:
+            return step >= prompt_tokens
+        return token == self.alphabet.eos
+
+    def echo(self, word: int, place: int) -> int:
+        """Return the token that KV word `word` holds for `place`; any other word gives nonsense."""
+        token = word & 0xFFFFFFFF
+        if word >> 32 == place and token < self.alphabet.vocab:
+            return token
+        return self.alphabet.words[mix_one(word) % len(self.alphabet.words)]
+
+    def state_after(self, digest: int, token: int, place: int) -> int:
+        """Return the state from which the KV of a generated token is made."""
+        return mix_one(digest ^ mix_one(token * _TOKEN + place * _PLACE + self.seed))
+
+
+def mix(values: U64) -> U64:
+    """Return `values` with their bits mixed."""
+    out = (values ^ (values >> np.uint64(30))) * np.uint64(_M1)
+    out = (out ^ (out >> np.uint64(27))) * np.uint64(_M2)
+    return out ^ (out >> np.uint64(31))
+
+
+def mix_one(value: int) -> int:
+    """Return one value with its bits mixed, equal to `mix`."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _M1) & _MASK
+    value = ((value ^ (value >> 27)) * _M2) & _MASK
+    return value ^ (value >> 31)
+
+
+def place_weights(places: int) -> U64:
+    """Return the odd weight of each place in a request."""
+    index = np.arange(places, dtype=np.uint64)
+    return mix(index * np.uint64(_PLACE) + np.uint64(_GOLDEN)) | np.uint64(1)
+
+
+def prompt_states(tokens: npt.NDArray[np.uint32], seed: int) -> U64:
+    """Return the state of each prompt token: a hash of it, its place and all tokens before it."""
+    index = np.arange(len(tokens), dtype=np.uint64)
+    own = tokens.astype(np.uint64) * np.uint64(_TOKEN) + index * np.uint64(_PLACE)
+    return mix(np.cumsum(mix(own + np.uint64(seed & _MASK)), dtype=np.uint64))
+
+
+def word_keys(buffers: int, words: int) -> U64:
+    """Return what makes each word of a token's KV different from the others."""
+    return (np.arange(buffers * words, dtype=np.uint64) + np.uint64(1)) * np.uint64(_WORD)
+
+
+def contents(states: U64, tokens: U64, places: U64, keys: U64) -> U64:
+    """Return the KV words of tokens, of shape (tokens, words of all buffers).
+
+    The first word of the first buffer is the token and its place in clear; the others are hashes.
+    """
+    out = mix(states[:, None] + keys)
+    out[:, 0] = tokens | (places << np.uint64(32))
+    return out
+
+
+def next_states(digests: U64, tokens: U64, places: U64, seed: int) -> U64:
+    """Return the states of generated tokens, as `Model.state_after` does one by one."""
+    own = tokens * np.uint64(_TOKEN) + places * np.uint64(_PLACE) + np.uint64(seed & _MASK)
+    return mix(digests ^ mix(own))
+
+
+def draw(digests: U64, steps: U64, mean: int) -> tuple[U64, npt.NDArray[np.bool_]]:
+    """Return a random number for each answer, and whether the answer would end here."""
+    drawn = mix(digests + steps * np.uint64(_STEP))
+    ends = mix(drawn ^ np.uint64(_END)) % np.uint64(mean) == 0
+    return drawn, ends & (steps > 0)
+
+
+def reference(
+    model: Model, input_ids: Sequence[int], count: int, *, ignore_eos: bool = False
+) -> list[int]:
+    """Return the first `count` tokens of the right answer; shorter if the answer ends.
+
+    A pure function without any memory of pages, slots or transfers: the oracle for all of them.
+    """
+    prompt = np.asarray(input_ids, dtype=np.uint32)
+    length = len(prompt)
+    weights = place_weights(length + count)
+    index = np.arange(length, dtype=np.uint64)
+    states = prompt_states(prompt, model.seed)
+    keys = word_keys(model.buffers, model.words)
+    kv = contents(states, prompt.astype(np.uint64), index, keys)
+    kv = kv.reshape(length, model.buffers, model.words)
+    sums = (kv.sum(axis=2, dtype=np.uint64) * weights[:length, None]).sum(axis=0, dtype=np.uint64)
+    answer: list[int] = []
+    for step in range(count):
+        digest = model.first(sums) if step == 0 else int(sums[step % model.buffers])
+        if model.answer is AnswerMode.ECHO:
+            token = _echoed(model, prompt, step, ignore_eos=ignore_eos)
+        else:
+            token = model.choose(digest, step, ignore_eos=ignore_eos)
+        answer.append(token)
+        if not ignore_eos and model.ends(token, step, length):
+            break
+        place = length + step
+        sums = sums + _added(model, digest, token, place) * weights[place]
+    return answer
+
+
+def _mixed(value: int, key: int) -> int:
+    return mix_one(value * key + _GOLDEN)
+
+
+def _echoed(model: Model, prompt: npt.NDArray[np.uint32], step: int, *, ignore_eos: bool) -> int:
+    if step >= len(prompt) and not ignore_eos:
+        return model.alphabet.eos
+    return int(prompt[step % len(prompt)])
+
+
+def _added(model: Model, digest: int, token: int, place: int) -> U64:
+    state = np.array([model.state_after(digest, token, place)], dtype=np.uint64)
+    kv = contents(
+        state,
+        np.array([token], dtype=np.uint64),
+        np.array([place], dtype=np.uint64),
+        word_keys(model.buffers, model.words),
+    )
+    return kv.reshape(model.buffers, model.words).sum(axis=1, dtype=np.uint64)

@@ -1,0 +1,95 @@
+"""The forward passes of the scripted model: prompt chunks, and one token for each answer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from libs.engine.script.answer import (
+    U64,
+    Model,
+    contents,
+    draw,
+    next_states,
+    prompt_states,
+    word_keys,
+)
+from libs.engine.script.live import LiveJob
+from libs.engine.script.memory import KvMemory
+from libs.engine.script.settings import AnswerMode
+
+__all__ = ["Compute"]
+
+
+class Compute:
+    """Reads and writes KV memory; knows nothing of queues, time or transfers."""
+
+    def __init__(self, model: Model, memory: KvMemory) -> None:
+        self._model = model
+        self._memory = memory
+        self._keys = word_keys(model.buffers, model.words)
+        self._words = np.array(model.alphabet.words, dtype=np.uint64)
+
+    def prompt(self, live: LiveJob, tokens: int) -> None:
+        """Compute the KV of the next `tokens` tokens of a prompt."""
+        if live.computed == 0:
+            live.states = prompt_states(live.prompt, self._model.seed)
+        begin, end = live.computed, live.computed + tokens
+        kv = contents(
+            live.states[begin:end],
+            live.prompt[begin:end].astype(np.uint64),
+            np.arange(begin, end, dtype=np.uint64),
+            self._keys,
+        )
+        self._memory.write(live.places[0, begin:end], kv)
+        live.computed = live.written = end
+
+    def first(self, live: LiveJob) -> int:
+        """Return the first token of an answer, from the KV of the whole prompt."""
+        spans = [live.places[place, : live.length] for place in range(self._model.buffers)]
+        live.digest = self._model.first(self._memory.read(spans))
+        return self._token(live, live.digest, 0)
+
+    def step(self, batch: list[LiveJob]) -> list[int]:
+        """Compute the KV of each last token, then return the next token of each answer."""
+        model, memory = self._model, self._memory
+        digests = np.array([live.digest for live in batch], dtype=np.uint64)
+        tokens = np.array([live.last_token for live in batch], dtype=np.uint64)
+        places = np.array([live.written for live in batch], dtype=np.uint64)
+        states = next_states(digests, tokens, places, model.seed)
+        kv = contents(states, tokens, places, self._keys)
+        memory.write(np.array([live.places[0, live.written] for live in batch]), kv)
+        spans = [live.places[live.produced % model.buffers, : live.written + 1] for live in batch]
+        digests = memory.read(spans)
+        for live, digest in zip(batch, digests.tolist(), strict=True):
+            live.written += 1
+            live.digest = digest
+        if model.answer is AnswerMode.ECHO:
+            return [self._token(live, live.digest, live.produced) for live in batch]
+        return self._choose(batch, digests)
+
+    def ends(self, live: LiveJob, token: int) -> bool:
+        """Return whether the answer ends by itself with the token that comes next."""
+        if live.job.sampling.ignore_eos:
+            return False
+        return self._model.ends(token, live.produced, live.length)
+
+    def _choose(self, batch: list[LiveJob], digests: U64) -> list[int]:
+        """Return what `Model.choose` does, for a whole batch."""
+        steps = np.array([live.produced for live in batch], dtype=np.uint64)
+        drawn, ends = draw(digests, steps, self._model.answer_tokens)
+        tokens: list[int] = self._words[drawn % np.uint64(len(self._words))].tolist()
+        struck: list[int] = np.flatnonzero(ends).tolist()
+        for place in struck:
+            if not batch[place].job.sampling.ignore_eos:
+                tokens[place] = self._model.alphabet.eos
+        return tokens
+
+    def _token(self, live: LiveJob, digest: int, step: int) -> int:
+        model = self._model
+        ignore_eos = live.job.sampling.ignore_eos
+        if model.answer is not AnswerMode.ECHO:
+            return model.choose(digest, step, ignore_eos=ignore_eos)
+        if step >= live.length and not ignore_eos:
+            return model.alphabet.eos
+        place = step % live.length
+        return model.echo(self._memory.word(int(live.places[0, place])), place)

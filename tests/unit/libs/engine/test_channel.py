@@ -1,0 +1,145 @@
+"""The frames between service and host."""
+
+import asyncio
+import socket
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.engine.channel import (
+    Channel,
+    ChannelClosed,
+    FrameTooLarge,
+    frames,
+    open_host_end,
+    open_service_end,
+)
+from proto.base import ProtocolError, encode
+from proto.host import AbortJob, EngineLoad, HostProgress, JobTokens, StopHost
+
+MESSAGES = st.lists(
+    st.one_of(
+        st.builds(JobTokens, job=st.text(max_size=30), ids=st.binary(max_size=64), text=st.text()),
+        st.builds(EngineLoad, running=st.integers(0, 1000)),
+        st.builds(HostProgress, text=st.text(max_size=200)),
+    ),
+    max_size=40,
+)
+
+
+async def both():
+    ours, theirs = socket.socketpair()
+    return await open_service_end(ours), await open_host_end(theirs)
+
+
+async def gather(end, count):
+    found = []
+    while len(found) < count:
+        found += await end.receive()
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(MESSAGES)
+def test_messages_arrive_whole_and_in_order(messages):
+    """Whatever the host sends, the service receives the same messages in the same order."""
+
+    async def scenario():
+        service, host = await both()
+        for message in messages:
+            host.send(message)
+        found = await gather(service, len(messages))
+        host.close()
+        service.close()
+        return found
+
+    assert asyncio.run(scenario()) == messages
+
+
+async def test_one_turn_is_one_frame():
+    """All messages sent in one turn of the loop arrive together."""
+    service, host = await both()
+    for count in (1, 50):
+        for number in range(count):
+            host.send(EngineLoad(running=number))
+        assert len(await service.receive()) == count
+    host.close()
+    service.close()
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=40), st.integers(60, 200))
+def test_a_batch_over_the_limit_becomes_several_frames(bodies, limit):
+    """No frame is over the limit, and no message is lost or cut when a batch is divided."""
+    encoded = [encode(HostProgress(text=body.hex())) for body in bodies]
+    limit += max(map(len, encoded))
+    data = frames(encoded, limit)
+    found = []
+    while data:
+        (length,) = struct.unpack_from(">I", data)
+        assert length <= limit
+        found.append(data[4 + 5 : 4 + length])
+        data = data[4 + length :]
+    assert b"".join(found) == b"".join(encoded)
+
+
+async def test_a_message_over_the_limit_is_refused():
+    """A message that fits in no frame is refused when it is sent, and the channel goes on."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    small = Channel(reader, writer, HostProgress, max_frame_bytes=100)
+    host = await open_host_end(theirs)
+    with pytest.raises(FrameTooLarge):
+        small.send(AbortJob(job="x" * 200))
+    small.send(StopHost())
+    assert await host.receive() == [StopHost()]
+    small.close()
+    host.close()
+
+
+async def test_an_announced_frame_over_the_limit_is_refused():
+    """A length over the limit is refused before anything of that size is read."""
+    ours, theirs = socket.socketpair()
+    service = await open_service_end(ours)
+    theirs.sendall(struct.pack(">I", 1 << 31))
+    with pytest.raises(ProtocolError, match="limit"):
+        await service.receive()
+    theirs.close()
+    service.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", encode(StopHost()), b"\x91\x01", b"\xff" * 40])
+async def test_other_bytes_are_refused(body):
+    """Bytes that are no array of messages are a protocol error."""
+    ours, theirs = socket.socketpair()
+    service = await open_service_end(ours)
+    theirs.sendall(struct.pack(">I", len(body)) + body)
+    with pytest.raises(ProtocolError):
+        await service.receive()
+    theirs.close()
+    service.close()
+
+
+@pytest.mark.parametrize("cut", [0, 2, 6])
+async def test_the_end_of_the_socket_is_told(cut):
+    """A socket that ends between frames, in a length or in a body is a closed channel."""
+    ours, theirs = socket.socketpair()
+    service = await open_service_end(ours)
+    theirs.sendall(frames([encode(HostProgress(text="half a message"))])[:cut])
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        await service.receive()
+    service.close()
+
+
+async def test_sending_to_a_closed_end_is_harmless():
+    """Messages for an end that is gone are dropped, and `receive` tells that it is gone."""
+    service, host = await both()
+    host.close()
+    with pytest.raises(ChannelClosed):
+        await service.receive()
+    for _ in range(3):
+        service.send(StopHost())
+        await asyncio.sleep(0)
+    service.close()

@@ -1,0 +1,65 @@
+"""The queue between an engine and the reader of a job."""
+
+import asyncio
+
+import pytest
+
+from libs.engine.api import EngineDead
+from libs.engine.stream import OutputStream
+from proto.errors import ErrorCode
+from proto.gateway import FinishReason
+from proto.host import JobFailed, JobFinished, JobTokens
+
+TOKENS = [JobTokens(job="j", ids=bytes([n, 0, 0, 0])) for n in range(3)]
+FINISHED = JobFinished(job="j", finish=FinishReason.STOP, prompt_tokens=1)
+
+
+async def test_outputs_come_in_order_and_end_after_the_final_one():
+    """The reader sees every output once, in order, and nothing after the final one."""
+    stream = OutputStream()
+    for output in (*TOKENS, FINISHED, TOKENS[0]):
+        stream.push(output)
+    assert [output async for output in stream] == [*TOKENS, FINISHED]
+    assert [output async for output in stream] == []
+
+
+async def test_a_waiting_reader_is_woken():
+    """A reader that came first gets each output when it comes."""
+    stream = OutputStream()
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stream.push(TOKENS[0])
+    assert await reader == TOKENS[0]
+
+
+async def test_death_comes_after_what_was_said_before():
+    """An error ends the stream once, behind the outputs that are queued."""
+    stream = OutputStream()
+    stream.push(TOKENS[0])
+    stream.fail(EngineDead("gone"))
+    stream.push(TOKENS[1])
+    assert await anext(stream) == TOKENS[0]
+    with pytest.raises(EngineDead, match="gone"):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_closed_stream_collects_nothing():
+    """After the reader has left, outputs are not kept."""
+    stream = OutputStream()
+    stream.push(TOKENS[0])
+    await stream.aclose()
+    stream.push(JobFailed(job="j", code=ErrorCode.CANCELLED))
+    assert [output async for output in stream] == []
+
+
+async def test_a_cancelled_reader_loses_nothing():
+    """An output that comes after a cancelled read is there for the next one."""
+    stream = OutputStream()
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait({reader})
+    stream.push(TOKENS[0])
+    assert await anext(stream) == TOKENS[0]
