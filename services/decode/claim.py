@@ -16,9 +16,7 @@ __all__ = ["claim"]
 _PATIENCE_S = 1.0
 _TRY_S = 0.5
 _PAUSE_S = 0.05
-_FINAL = frozenset(
-    {ErrorCode.STALE_ATTEMPT, ErrorCode.CANCELLED, ErrorCode.UNKNOWN_REQUEST, ErrorCode.DEADLINE}
-)
+_FINAL = frozenset({ErrorCode.STALE_ATTEMPT, ErrorCode.CANCELLED, ErrorCode.DEADLINE})
 
 
 async def claim(

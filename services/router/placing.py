@@ -37,6 +37,8 @@ __all__ = ["Placing"]
 _RPC_S = 0.5
 _START_WINDOW_S = 5.0
 """A reservation dies this long after the plan unless its start has come."""
+_UNSEEN_S = (0.02, 0.05, 0.1, 0.2)
+"""Pauses between reads of a record that was just created: a reader may lag behind the writer."""
 _SKIP = frozenset(
     {
         ErrorCode.SATURATED,
@@ -144,6 +146,11 @@ class Placing:
 
     async def _record(self, ask: Place) -> Versioned[RequestRecord]:
         found = await self._store.get(ask.rid)
+        for pause_s in _UNSEEN_S:
+            if found is not None:
+                break
+            await self._clock.sleep(pause_s)
+            found = await self._store.get(ask.rid)
         if found is None:
             raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "no record")
         if found.value.ended:
