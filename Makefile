@@ -1,0 +1,69 @@
+# The only door to routine work; `make help` prints the list.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Settings of single targets.
+ONCE ?=
+SEEDS ?= 200
+PYTEST ?=
+
+.PHONY: help setup setup-dev run check test parity bench-path sim lock generate clean
+
+help: ## Print this list.
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: $(VENV)/.runtime ## Install what `make run` needs into .venv.
+
+setup-dev: $(VENV)/.dev ## Install what `make check` and `make test` need too.
+
+$(VENV)/.runtime: requirements/worker.txt requirements/model.txt pyproject.toml
+	@bash ops/check/setup.sh "$(PYTHON)" "$(VENV)" runtime
+
+$(VENV)/.dev: requirements/dev.txt requirements/model.txt pyproject.toml
+	@bash ops/check/setup.sh "$(PYTHON)" "$(VENV)" dev
+
+run: setup ## Start everything, ask one question, serve until Ctrl-C (ONCE=1: end after the answer).
+	@exec $(BIN)/python -m ops.cli run $(if $(ONCE),--once)
+
+check: setup-dev ## The one gate: format, lint, types, import rules, size, generated files.
+	@failed=""
+	step() { local name="$$1"; shift; echo "== $$name"; "$$@" || failed="$$failed $$name"; }
+	step format $(BIN)/ruff format --check --quiet .
+	step lint $(BIN)/ruff check .
+	step types $(BIN)/pyright
+	step imports $(BIN)/lint-imports
+	step size $(BIN)/python -m ops.check.size
+	step schemas $(BIN)/python -m ops.check.schemas --check
+	step tables $(BIN)/python -m ops.check.tables --check
+	if [ -n "$$failed" ]; then echo "check: failed:$$failed"; exit 1; fi
+	echo "check: all green"
+
+test: setup-dev ## Run the default suite (PYTEST="args" narrows it).
+	@$(BIN)/python -m pytest $(PYTEST)
+
+sim: setup-dev ## Run the simulator on SEEDS seeds.
+	@PDBUS_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim -q
+
+parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token by token.
+	@$(BIN)/python -m ops.bench.parity
+
+bench-path: setup ## Measure 1 prefill + 1 decode against one aggregated engine.
+	@$(BIN)/python -m ops.bench.path
+
+generate: setup-dev ## Write the generated files again: schemas, tables, .env.example.
+	@$(BIN)/python -m ops.check.schemas
+	$(BIN)/python -m ops.check.tables
+
+lock: setup-dev ## Compile requirements/*.txt from pyproject.toml again.
+	@$(BIN)/python -m ops.check.lock
+
+clean: ## Remove the environment, the state folder and all caches.
+	@rm -rf $(VENV) .pdbus .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

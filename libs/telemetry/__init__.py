@@ -1,0 +1,40 @@
+"""Logs, traces and metrics, and the registry of all their names.
+
+Everything but `setup_telemetry` may be called in any process, set up or not.
+"""
+
+from libs.telemetry import attributes, names
+from libs.telemetry.logs import get_logger, log_context
+from libs.telemetry.metrics import count, gauge, metrics_text, observe
+from libs.telemetry.setup import Telemetry, setup_telemetry
+from libs.telemetry.traces import (
+    SpanKind,
+    attach,
+    linked_root,
+    record_span,
+    set_attributes,
+    span,
+    trace_id,
+    traceparent,
+)
+
+__all__ = [
+    "SpanKind",
+    "Telemetry",
+    "attach",
+    "attributes",
+    "count",
+    "gauge",
+    "get_logger",
+    "linked_root",
+    "log_context",
+    "metrics_text",
+    "names",
+    "observe",
+    "record_span",
+    "set_attributes",
+    "setup_telemetry",
+    "span",
+    "trace_id",
+    "traceparent",
+]

@@ -1,0 +1,85 @@
+"""Structured logs: one JSON object a line, with the ids of the work that wrote it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
+
+import msgspec
+import structlog
+from opentelemetry import trace
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+__all__ = ["LEVELS", "get_logger", "log_context", "setup_logs"]
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+"""Names that a setting may use."""
+
+_FOREIGN = ("nats", "uvicorn", "asyncio", "opentelemetry")
+
+
+def get_logger() -> FilteringBoundLogger:
+    """Return a logger; events are fixed lower-case phrases, facts are key-values."""
+    return structlog.get_logger()
+
+
+def log_context(**values: Any) -> AbstractContextManager[None]:
+    """Bind values to every log line of this task, and of tasks that it starts, for a while."""
+    return structlog.contextvars.bound_contextvars(**values)
+
+
+def setup_logs(*, service: str, instance: str, level: str, stream: TextIO | None = None) -> None:
+    """Write JSON lines to `stream` (standard error), also for the loggers of libraries."""
+    out = stream if stream is not None else sys.stderr
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _identity(service, instance),
+        _trace_ids,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        ),
+    ]
+    render = structlog.processors.JSONRenderer(serializer=_to_json)
+    structlog.configure(
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    for name in _FOREIGN:
+        logger = logging.getLogger(name)
+        logger.handlers = []
+        logger.propagate = True
+
+
+def _identity(service: str, instance: str) -> structlog.typing.Processor:
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        event.setdefault("instance", instance)
+        return event
+
+    return add
+
+
+def _trace_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event.setdefault("trace_id", f"{context.trace_id:032x}")
+        event.setdefault("span_id", f"{context.span_id:016x}")
+    return event
+
+
+def _to_json(event: EventDict, **_options: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()

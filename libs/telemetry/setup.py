@@ -1,0 +1,73 @@
+"""Telemetry of one process: set up once at its start, flushed at its end."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from dataclasses import dataclass
+from typing import TextIO
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from libs.telemetry import names
+from libs.telemetry.logs import setup_logs
+from libs.telemetry.metrics import gauge, make_meter_provider
+from libs.telemetry.traces import make_tracer_provider
+
+__all__ = ["FLUSH_TIMEOUT_S", "Telemetry", "setup_telemetry"]
+
+FLUSH_TIMEOUT_S = 5.0
+"""Most time that a process spends on its last spans and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What a process has set up."""
+
+    tracer_provider: TracerProvider
+    meter_provider: MeterProvider
+
+    def shutdown(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Export what is left; return whether that was done in time. Blocks: call it last."""
+        worker = threading.Thread(target=self._shutdown, args=(timeout_s,), daemon=True)
+        worker.start()
+        worker.join(timeout_s)
+        return not worker.is_alive()
+
+    def _shutdown(self, timeout_s: float) -> None:
+        self.tracer_provider.force_flush(int(timeout_s * 1000))
+        self.tracer_provider.shutdown()
+        self.meter_provider.shutdown(timeout_millis=timeout_s * 1000)
+
+
+def setup_telemetry(
+    *,
+    service: str,
+    instance: str,
+    version: str,
+    log_level: str = "info",
+    stream: TextIO | None = None,
+) -> Telemetry:
+    """Set up logs, traces and metrics of this process; the `OTEL_*` variables work as documented.
+
+    OpenTelemetry allows this once a process.
+    """
+    setup_logs(service=service, instance=instance, level=log_level, stream=stream)
+    resource = Resource.create(
+        {
+            "service.name": service,
+            "service.namespace": "pdbus",
+            "service.instance.id": instance,
+            "service.version": version,
+            "host.name": platform.node(),
+            "pdbus.role": service,
+        }
+    )
+    telemetry = Telemetry(make_tracer_provider(resource), make_meter_provider(resource))
+    trace.set_tracer_provider(telemetry.tracer_provider)
+    metrics.set_meter_provider(telemetry.meter_provider)
+    gauge(names.BUILD_INFO, lambda: 1, version=version, service=service)
+    return telemetry

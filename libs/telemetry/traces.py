@@ -1,0 +1,203 @@
+"""Traces: spans of work, and the W3C context that ties them together across processes.
+
+All functions work without a set-up provider; then nothing is recorded, and an incoming context is
+passed on as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from libs.telemetry.attributes import ERROR_TYPE
+from proto.errors import ErrorCode, PdbusError
+
+__all__ = [
+    "Attribute",
+    "SpanKind",
+    "attach",
+    "linked_root",
+    "make_tracer_provider",
+    "otlp_enabled",
+    "record_span",
+    "set_attributes",
+    "span",
+    "trace_id",
+    "traceparent",
+]
+
+Attribute = str | int | float | bool
+"""A value of a span attribute."""
+
+_SCOPE = "pdbus"
+_QUEUE_SPANS = 4096
+_BATCH_SPANS = 512
+_EXPORT_EVERY_MS = 1000
+
+_propagator = TraceContextTextMapPropagator()
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Mapping[str, Attribute] | None = None,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Generator[Span]:
+    """Run a block as a child span of the current one, and make it the current one.
+
+    A failure sets the status and `error.type` (the code of a `PdbusError`, else the class name);
+    its text is not recorded, because it may hold text of a request.
+    """
+    tracer = trace.get_tracer(_SCOPE)
+    with tracer.start_as_current_span(
+        name,
+        kind=kind,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as current:
+        try:
+            yield current
+        except BaseException as error:
+            _fail(current, error)
+            raise
+
+
+def record_span(
+    name: str,
+    start_ms: float,
+    end_ms: float,
+    attributes: Mapping[str, Attribute] | None = None,
+    *,
+    error_type: str | None = None,
+) -> None:
+    """Record a stage that is over as a child of the current span; times are Unix milliseconds."""
+    tracer = trace.get_tracer(_SCOPE)
+    stage = tracer.start_span(name, attributes=attributes, start_time=_to_ns(start_ms))
+    if error_type is not None:
+        stage.set_attribute(ERROR_TYPE, error_type)
+        stage.set_status(Status(StatusCode.ERROR))
+    stage.end(end_time=_to_ns(max(start_ms, end_ms)))
+
+
+@contextmanager
+def linked_root(
+    name: str,
+    parent: tuple[str | None, str | None],
+    attributes: Mapping[str, Attribute] | None = None,
+) -> Generator[Span]:
+    """Run a block as the root of a new trace with a link: for work that nobody waits for."""
+    origin = trace.get_current_span(_extract(*parent)).get_span_context()
+    links = [Link(origin)] if origin.is_valid else []
+    tracer = trace.get_tracer(_SCOPE)
+    with tracer.start_as_current_span(
+        name,
+        context=Context(),
+        attributes=attributes,
+        links=links,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as current:
+        try:
+            yield current
+        except BaseException as error:
+            _fail(current, error)
+            raise
+
+
+def set_attributes(**attributes: Attribute) -> None:
+    """Set attributes of the current span; use `**{names...: value}` for dotted names."""
+    trace.get_current_span().set_attributes(attributes)
+
+
+@contextmanager
+def attach(traceparent: str | None, tracestate: str | None = None) -> Generator[None]:
+    """Make a caller's context the current one for a block.
+
+    Without a header, or with a malformed one, the block has no parent: the next span starts a new
+    trace. A context that says "not sampled" stays so.
+    """
+    token = otel_context.attach(_extract(traceparent, tracestate))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
+def traceparent() -> tuple[str | None, str | None]:
+    """Return the current context as W3C `traceparent` and `tracestate`, None if there is none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get("traceparent"), carrier.get("tracestate")
+
+
+def trace_id() -> str | None:
+    """Return the id of the current trace, 32 hex digits."""
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else None
+
+
+def otlp_enabled(signal: str) -> bool:
+    """Return whether the standard environment names an endpoint for `signal` (TRACES, METRICS)."""
+    variables = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    return any(os.environ.get(name) for name in variables)
+
+
+def make_tracer_provider(resource: Resource) -> TracerProvider:
+    """Return a provider that makes ids for every trace, and exports them where OTLP is set up.
+
+    The queue of finished spans is bounded; an unreachable collector costs spans, never requests.
+    """
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if otlp_enabled("TRACES"):
+        # The exporter brings an HTTP client: it is loaded only where it is used.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+
+        provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(),
+                max_queue_size=_QUEUE_SPANS,
+                max_export_batch_size=_BATCH_SPANS,
+                schedule_delay_millis=_EXPORT_EVERY_MS,
+            )
+        )
+    return provider
+
+
+def _extract(traceparent: str | None, tracestate: str | None) -> Context:
+    carrier: dict[str, str] = {}
+    if traceparent:
+        carrier["traceparent"] = traceparent
+    if tracestate:
+        carrier["tracestate"] = tracestate
+    return _propagator.extract(carrier, context=Context())
+
+
+def _fail(current: Span, error: BaseException) -> None:
+    match error:
+        case PdbusError():
+            kind = str(error.code)
+        case asyncio.CancelledError() | GeneratorExit():
+            kind = str(ErrorCode.CANCELLED)
+        case _:
+            kind = type(error).__name__
+    current.set_attribute(ERROR_TYPE, kind)
+    current.set_status(Status(StatusCode.ERROR))
+
+
+def _to_ns(unix_ms: float) -> int:
+    return int(unix_ms * 1_000_000)

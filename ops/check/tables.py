@@ -1,0 +1,74 @@
+"""Generated parts of READMEs, and `.env.example`; each stands between two marks."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ops.check.environment import env_example
+from ops.check.golden import settle
+from ops.check.messages import message_name, messages, summary
+from ops.check.subject_map import subject_rows
+
+__all__ = ["table_files"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def table_files() -> dict[Path, str]:
+    """Return the text of every file that is generated, whole or in part."""
+    proto = ROOT / "proto" / "README.md"
+    libs = ROOT / "libs" / "README.md"
+    text = _filled(proto.read_text(encoding="utf-8"), "subjects", _subjects())
+    return {
+        proto: _filled(text, "messages", _messages()),
+        libs: _filled(libs.read_text(encoding="utf-8"), "rooms", _rooms()),
+        ROOT / ".env.example": env_example(),
+    }
+
+
+def _subjects() -> str:
+    rows = [(f"`{name}`", f"`{subject}`", text) for name, subject, text in subject_rows()]
+    return _table(("in `subjects.py`", "subject", "meaning"), rows)
+
+
+def _messages() -> str:
+    rows = [
+        (f"`{name}`", summary(kind), f"[schema](schemas/{name}.json)")
+        for kind in messages()
+        for name in (message_name(kind),)
+    ]
+    return _table(("message", "meaning", "shape"), rows)
+
+
+def _rooms() -> str:
+    folders = sorted(path.parent for path in (ROOT / "libs").glob("*/__init__.py"))
+    rows = [
+        (
+            f"[{folder.name}]({folder.name}/)",
+            summary(importlib.import_module(f"libs.{folder.name}")),
+        )
+        for folder in folders
+    ]
+    return _table(("room", "what it is for"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _filled(text: str, name: str, body: str) -> str:
+    begin, end = f"<!-- begin {name} (generated) -->", f"<!-- end {name} -->"
+    before, found, rest = text.partition(begin)
+    _, also_found, after = rest.partition(end)
+    if not found or not also_found:
+        raise ValueError(inspect.cleandoc(f"the marks of {name!r} are missing in a README"))
+    return f"{before}{begin}\n{body}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(settle(table_files()))
