@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from libs.bus.api import Bus, BusDown, Endpoint, Subscription
+from libs.bus.patience import until_up
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
 from libs.engine import Engine, EngineDead, EngineFactory
@@ -202,8 +204,11 @@ class Worker:
 
     async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
         """Tell that the attempt is over; an aborted one has nobody who listens."""
-        if attempt.aborted is not None and code is ErrorCode.CANCELLED:
-            return
+        if code is ErrorCode.CANCELLED:
+            if attempt.aborted is not None:
+                return
+            # Nobody ordered it: the other side has given up the transfer.
+            code = ErrorCode.KV_TRANSFER_FAILED
         self.chronicle.fact(
             EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
         )
@@ -244,7 +249,8 @@ class Worker:
         for verb in self._all_verbs():
             subject = subjects.worker(self.ref, verb.name)
             endpoint = Endpoint(verb.name, subject, verb.request, verb.handler)
-            self._served.append(await self.bus.serve(endpoint))
+            served = await until_up(self.clock, partial(self.bus.serve, endpoint))
+            self._served.append(served)
         if self.state is not WorkerState.DRAINING:
             self._become(WorkerState.READY, "")
         self.chronicle.fact(
