@@ -17,7 +17,7 @@ from libs.bus.api import (
 )
 from libs.bus.client import NatsBus, open_bus
 from libs.bus.connect import BusNotStarted, BusSettings
-from libs.bus.kv import BucketSpec, NatsStore
+from libs.bus.jetstream import BucketSpec, NatsStore
 from libs.bus.server import ServerNotFound, ServerOptions, find_server, server_config
 from libs.bus.service import ServiceIdentity
 

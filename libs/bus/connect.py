@@ -1,0 +1,381 @@
+"""One connection to NATS: settings, callbacks, reconnection, and the only way to send on it.
+
+Whoever uses a `Link` sees the errors of `libs.bus.api`, never those of nats-py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nkeys import NkeysError
+
+from libs.bus.api import BusDown, BusError, Forbidden, NoResponders, RequestTimeout, TooLarge
+from libs.bus.settings import BusSettings, tls_context
+from libs.bus.wire import WireClient, header_bytes
+from libs.clock import Clock
+from libs.telemetry import count, get_logger, names
+from proto.subjects import template
+
+__all__ = ["BusNotStarted", "Link", "MessageCallback"]
+
+_CONGESTED_BYTES = 8 * 1024 * 1024
+_CONGESTED_WAIT_S = 1.0
+_KEPT_PERMISSION_ERRORS = 64
+
+MessageCallback = Any
+"""What nats-py calls for each message: a coroutine function of one `Msg`."""
+
+
+class BusNotStarted(BusError):
+    """The bus cannot be used as it is configured, or was not reached in time."""
+
+
+class Link:
+    """A connection that comes back by itself, for ever.
+
+    Args:
+        settings: how to connect.
+        name: the connection's name in the server's monitoring.
+        inbox: prefix of all reply subjects, so that permissions can isolate them.
+        clock: for the age of an outage and for jitter.
+    """
+
+    def __init__(self, settings: BusSettings, *, name: str, inbox: str, clock: Clock) -> None:
+        self.client = WireClient()
+        self.settings = settings
+        self.name = name
+        self.permission_errors: list[str] = []
+        """What the server denied, newest last; a service that has any is not ready."""
+        self.warnings: tuple[str, ...] = ()
+        """What is wrong with the server's configuration, for readiness and people."""
+        self._inbox = inbox
+        self._clock = clock
+        self._opening = True
+        self._closing = False
+        self._attempts = 0
+        self._denials = 0
+        self._lost = False
+        self._down_since: float | None = None
+        self._drop_log_at: dict[str, float] = {}
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached now."""
+        return self.client.is_connected
+
+    @property
+    def down_s(self) -> float:
+        """Seconds since the connection was lost; 0 while connected."""
+        if self.client.is_connected:
+            return 0.0
+        if self._down_since is None:
+            self._down_since = self._clock.monotonic()
+        return self._clock.monotonic() - self._down_since
+
+    async def open(self) -> None:
+        """Connect, within the start-up deadline.
+
+        Raises:
+            BusNotStarted: no server was reached, it refused our key, or its limits are too low.
+        """
+        settings = self.settings
+        try:
+            async with asyncio.timeout(settings.startup_deadline_s):
+                await self.client.connect(**self._options())
+        except BusNotStarted:
+            await self.close()
+            raise
+        except TimeoutError as error:
+            await self.close()
+            raise BusNotStarted(
+                f"no NATS server answered at {', '.join(settings.urls)} within "
+                f"{settings.startup_deadline_s:g} s (last error: {self.client.last_error!r})"
+            ) from error
+        except (errors.Error, NkeysError, OSError, ValueError) as error:
+            await self.close()
+            raise BusNotStarted(f"cannot connect to NATS: {error}") from error
+        self._opening = False
+        if self.client.max_payload < settings.min_max_payload:
+            limit = self.client.max_payload
+            await self.close()
+            raise BusNotStarted(
+                f"the NATS server's max_payload is {limit} bytes; "
+                f"{settings.min_max_payload} are needed"
+            )
+
+    async def check_inbox(self) -> None:
+        """Make sure that replies can reach us.
+
+        Raises:
+            Forbidden: the server denies our inbox. BusDown, RequestTimeout.
+        """
+
+        async def ignore(_msg: Msg) -> None:
+            return
+
+        subscription = await self.listen(self.client.new_inbox(), ignore)
+        await self.client.stop_subscription(subscription, self.settings.barrier_timeout_s)
+
+    async def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+        self._closing = True
+        # A socket that is gone already makes nats-py (OSError) or uvloop (RuntimeError) complain.
+        with contextlib.suppress(errors.Error, OSError, RuntimeError):
+            await self.client.close()
+
+    async def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when the server has processed all that was sent before, also for others' eyes.
+
+        Raises:
+            BusDown, RequestTimeout.
+        """
+        client = self.client
+        limit = timeout_s if timeout_s is not None else self.settings.barrier_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                while client.is_connected:
+                    epoch = client.stats["reconnects"]
+                    await client.settle(limit)
+                    if client.is_connected and client.stats["reconnects"] == epoch:
+                        return
+        except TimeoutError as error:
+            raise RequestTimeout("the server did not confirm in time") from error
+        except errors.Error as error:
+            raise BusDown(str(error)) from error
+        raise BusDown("there is no connection to NATS")
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        reply: str = "",
+    ) -> None:
+        """Send at most once; nothing is kept for later.
+
+        Raises:
+            BusDown, TooLarge.
+        """
+        client = self.client
+        if not client.is_connected:
+            raise BusDown("there is no connection to NATS")
+        size = len(data) if headers is None else len(data) + header_bytes(headers)
+        if size > client.max_payload:
+            self._refuse_size(subject, size)
+        if client.pending_data_size > _CONGESTED_BYTES:
+            await self._relieve()
+        try:
+            await client.publish(subject, data, reply, headers)
+        except (
+            errors.OutboundBufferLimitError,
+            errors.ConnectionClosedError,
+            errors.ConnectionDrainingError,
+        ) as error:
+            raise BusDown(str(error)) from error
+
+    async def ask(
+        self, subject: str, data: bytes, headers: dict[str, str] | None, timeout_s: float
+    ) -> Msg:
+        """Send a request and return the first reply.
+
+        Raises:
+            NoResponders, RequestTimeout, BusDown, TooLarge.
+        """
+        client = self.client
+        if not client.is_connected:
+            raise BusDown("there is no connection to NATS")
+        if timeout_s <= 0:
+            raise RequestTimeout("there was no time left to ask")
+        size = len(data) + header_bytes(headers)
+        if size > client.max_payload:
+            self._refuse_size(subject, size)
+        if client.pending_data_size > _CONGESTED_BYTES:
+            started = self._clock.monotonic()
+            await self._relieve()
+            timeout_s = max(0.0, timeout_s - (self._clock.monotonic() - started))
+        try:
+            return await client.request(subject, data, timeout=timeout_s, headers=headers)
+        except errors.NoRespondersError as error:
+            raise NoResponders(template(subject)) from error
+        except errors.TimeoutError as error:
+            raise RequestTimeout(template(subject)) from error
+        except (
+            errors.OutboundBufferLimitError,
+            errors.ConnectionClosedError,
+            errors.ConnectionDrainingError,
+        ) as error:
+            raise BusDown(str(error)) from error
+
+    async def listen(
+        self, subject: str, callback: MessageCallback, *, queue: str | None = None
+    ) -> Subscription:
+        """Subscribe; messages that anyone publishes from now on will arrive.
+
+        Raises:
+            Forbidden: the server denies it. BusDown, RequestTimeout.
+        """
+        return (await self.listen_all({subject: callback}, queue=queue))[0]
+
+    async def listen_all(
+        self, callbacks: Mapping[str, MessageCallback], *, queue: str | None = None
+    ) -> list[Subscription]:
+        """Subscribe to some subjects at the price of one round trip, or to none of them."""
+        client = self.client
+        if not client.is_connected:
+            raise BusDown("there is no connection to NATS")
+        denials = self._denials
+        made: list[Subscription] = []
+        heard = False
+        try:
+            for subject, callback in callbacks.items():
+                made.append(await self._subscribe(subject, callback, queue or ""))
+            await self.barrier()
+            self._check_denials(callbacks, denials)
+            heard = True
+        finally:
+            if not heard:
+                for subscription in made:
+                    await client.stop_subscription(subscription, 0.0)
+        return made
+
+    async def _subscribe(self, subject: str, callback: MessageCallback, queue: str) -> Subscription:
+        try:
+            return await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType]
+                subject,
+                queue,
+                cb=callback,
+                pending_msgs_limit=self.settings.pending_messages,
+                pending_bytes_limit=self.settings.pending_bytes,
+            )
+        except (errors.ConnectionClosedError, errors.ConnectionDrainingError) as error:
+            raise BusDown(str(error)) from error
+
+    def _options(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "servers": list(settings.urls),
+            "name": self.name,
+            "connect_timeout": settings.connect_timeout_s,
+            "reconnect_time_wait": settings.reconnect_wait_s,
+            "max_reconnect_attempts": -1,
+            "ping_interval": settings.ping_interval_s,
+            "max_outstanding_pings": settings.max_outstanding_pings,
+            "pending_size": 0,
+            "flush_timeout": settings.barrier_timeout_s,
+            "inbox_prefix": self._inbox,
+            "nkeys_seed": settings.nkey_seed_file,
+            "tls": tls_context(settings),
+            "tls_handshake_first": settings.tls_handshake_first,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+            "lame_duck_mode_cb": self._on_lame_duck,
+            "reconnect_to_server_handler": self._next_server,
+        }
+
+    def _next_server(
+        self, servers: list[Server], _info: dict[str, Any]
+    ) -> tuple[Server | None, float]:
+        settings = self.settings
+        exponent = min(self._attempts, 16)
+        wait = min(settings.reconnect_wait_s * 2**exponent, settings.reconnect_wait_max_s)
+        share = 0.5 + self._clock.entropy.getrandbits(16) / 131_072
+        server = servers[self._attempts % len(servers)]
+        self._attempts += 1
+        return server, wait * share
+
+    async def _relieve(self) -> None:
+        """Wait until the socket takes data again: bytes on the way in are bounded too."""
+        try:
+            async with asyncio.timeout(_CONGESTED_WAIT_S):
+                # nats-py has no event for this; the wait is rare and short.
+                while self.client.pending_data_size > _CONGESTED_BYTES:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError as error:
+            raise BusDown("the server does not take our data") from error
+
+    def _refuse_size(self, subject: str, size: int) -> None:
+        count(names.BUS_TOO_LARGE, template=template(subject))
+        raise TooLarge(f"{size} bytes with headers; the server takes {self.client.max_payload}")
+
+    def _check_denials(self, subjects: Iterable[str], denials_before: int) -> None:
+        new = self._denials - denials_before
+        if not new:
+            return
+        for subject in subjects:
+            quoted = f'subscription to "{subject.lower()}"'
+            if any(quoted in text for text in self.permission_errors[-new:]):
+                raise Forbidden(f"the server denies a subscription to {subject}")
+
+    async def _on_error(self, error: Exception) -> None:
+        """Sort what nats-py reports on the side. While opening, a refused key ends the start."""
+        text = str(error)
+        if isinstance(error, errors.SlowConsumerError):
+            self._note_drop(error.subject)
+        elif "permissions violation" in text:
+            self._note_denial(text)
+        elif self._opening and "authorization" in text.lower():
+            raise BusNotStarted("the NATS server refuses our credentials") from error
+        elif isinstance(error, errors.Error | OSError | TimeoutError):
+            count(names.BUS_ERRORS, error_type=type(error).__name__)
+            if not self._opening:
+                get_logger().debug("bus connection error", error=text)
+        else:
+            count(names.BUS_ERRORS, error_type=type(error).__name__)
+            get_logger().error("bus callback failed", exc_info=error)
+
+    def _note_drop(self, subject: str) -> None:
+        dropped = template(subject)
+        count(names.BUS_SLOW_CONSUMER_DROPS, template=dropped)
+        now = self._clock.monotonic()
+        if now - self._drop_log_at.get(dropped, -60.0) >= 1.0:
+            self._drop_log_at[dropped] = now
+            get_logger().error("messages dropped: handler too slow", template=dropped)
+
+    def _note_denial(self, text: str) -> None:
+        operation = "publish" if " for publish " in text else "subscription"
+        count(names.BUS_PERMISSION_ERRORS, operation=operation)
+        self._denials += 1
+        self.permission_errors.append(text)
+        del self.permission_errors[:-_KEPT_PERMISSION_ERRORS]
+        get_logger().error("bus permission denied", error=text)
+
+    async def _on_disconnected(self) -> None:
+        dropped = self.client.drop_unsent()
+        # nats-py says this once for each attempt that came half way.
+        if self._closing or self._lost:
+            return
+        self._lost = True
+        self._down_since = self._down_since or self._clock.monotonic()
+        count(names.BUS_DISCONNECTS)
+        get_logger().warning("bus connection lost", dropped_commands=dropped)
+
+    async def _on_reconnected(self) -> None:
+        since, self._down_since = self._down_since, None
+        down_s = 0.0 if since is None else round(self._clock.monotonic() - since, 3)
+        self._lost = False
+        self._attempts = 0
+        count(names.BUS_RECONNECTS)
+        get_logger().info("bus connection back", down_s=down_s)
+        if self.client.max_payload < self.settings.min_max_payload:
+            self.warnings = (f"max_payload is {self.client.max_payload} bytes",)
+            get_logger().error("bus takes only small messages", limit=self.client.max_payload)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            get_logger().error("bus connection closed for good")
+
+    async def _on_lame_duck(self) -> None:
+        get_logger().warning("bus server is going away", servers=len(self.client.servers))
+        if len(self.client.servers) > 1:
+            # Leave early and in order; a sole server serves us until it goes.
+            await self.client.force_reconnect()

@@ -1,0 +1,169 @@
+"""Faults of nats-py that would end a connection, and that ours survives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import nats
+import pytest
+import uvloop
+
+from libs.bus import BusSettings
+from libs.bus.connect import Link
+from libs.clock import SystemClock
+from proto.control import Aborted
+from tests.integration.bus.words import ABORT, endpoint, fresh_subject, until
+
+pytestmark = pytest.mark.integration
+
+INFO = (
+    b'INFO {"server_id":"x","version":"2.15.1","headers":true,"max_payload":4194304,"proto":1}\r\n'
+)
+
+
+async def test_an_oversized_message_costs_a_reconnect_and_not_the_client(own_nats, connect):
+    """The server answers with an error line and cuts; nats-py alone closes for good then."""
+    bus, other = await connect(own_nats), await connect(own_nats)
+    subject = fresh_subject()
+    await bus.serve(endpoint(subject))
+    client = bus.link.client
+    # Past our own guard: headers on top of a payload of the largest size.
+    await client.publish("x", b"x" * client.max_payload, headers={"a": "b"})
+    await until(lambda: client.stats["reconnects"] == 1 and bus.connected)
+    await bus.link.barrier()
+    assert await other.request(subject, ABORT, Aborted, timeout_s=2)
+
+
+async def test_a_cancelled_flush_does_not_make_the_client_deaf(own_nats, connect):
+    """Its pong comes later; nats-py alone ends its read loop on it, and all replies time out."""
+    bus = await connect(own_nats)
+    subject = fresh_subject()
+    await bus.serve(endpoint(subject))
+    flush = asyncio.ensure_future(bus.link.client.flush())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    flush.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await flush
+    for _ in range(3):
+        assert await bus.request(subject, ABORT, Aborted, timeout_s=1)
+    assert bus.link.client.stats["reconnects"] == 0
+
+
+async def test_a_read_loop_that_ends_is_replaced_at_once(own_nats, connect):
+    """A fault inside nats-py's read loop costs a reconnect, not seconds of silence."""
+    bus = await connect(own_nats, ping_interval_s=60)
+    subject = fresh_subject()
+    await bus.serve(endpoint(subject))
+
+    parser = bus.link.client._ps
+
+    async def break_once(*_args):
+        del parser.parse
+        raise KeyError("a fault inside the parser")
+
+    parser.parse = break_once
+    await bus.publish(subject, ABORT)
+    await until(lambda: bus.link.client.stats["reconnects"] == 1 and bus.connected)
+    assert await bus.request(subject, ABORT, Aborted, timeout_s=1)
+
+
+async def test_a_cancellation_that_nobody_asked_for_ends_neither_client_nor_caller(
+    own_nats, connect
+):
+    """Waiting for a lost socket can raise CancelledError, from a future that nats-py cancelled.
+
+    It happened when a connection was closed just after its server had died: the drain ended there.
+    """
+    bus, other = await connect(own_nats), await connect(own_nats)
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    bus.link.client._transport.wait_closed = cancelled
+    other.link.client._transport.wait_closed = cancelled
+    own_nats.kill()
+    await until(lambda: not bus.connected and not other.connected)
+    await own_nats.start()
+    await until(lambda: bus.connected and other.connected)
+    other.link.client._transport.wait_closed = cancelled
+    assert await other.drain(1) is True
+
+
+async def test_a_real_cancellation_of_a_close_is_passed_on(own_nats, connect):
+    """Whoever is cancelled while closing hears of it."""
+    bus = await connect(own_nats)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    bus.link.client._transport.wait_closed = never
+    closing = asyncio.ensure_future(bus.link.client.close())
+    await asyncio.sleep(0.05)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+
+async def test_headers_keep_their_case(shared_nats):
+    """nats-py hands headers over as a plain dict: names are written and read in one exact case."""
+    raw = await nats.connect(shared_nats.url)
+    heard = await raw.subscribe("case.test")
+    await raw.publish("case.test", b"", headers={"traceparent": "x"})
+    headers = (await heard.next_msg(timeout=2)).headers
+    await raw.close()
+    assert "traceparent" in headers
+    assert "Traceparent" not in headers
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [INFO, b"INFO \r\n", b"INFO{}\r\n", b"INFO " + b"x" * 100_000, b"garbage\r\n", b""],
+    ids=["half", "empty", "malformed", "endless", "foreign", "silent"],
+)
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_server_that_hangs_up_is_tried_again(loop, greeting):
+    """Half a handshake, malformed or cut, does not end the task that reconnects."""
+    run = asyncio.run if loop == "asyncio" else uvloop.run
+    run(_survive(greeting))
+
+
+async def _survive(greeting: bytes) -> None:
+    state = {"good": True, "bad": 0}
+    serving: set[asyncio.Task] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        if state["good"]:
+            writer.write(INFO)
+            with contextlib.suppress(ConnectionError):
+                while line := await reader.readline():
+                    if line.startswith(b"PING"):
+                        writer.write(b"PONG\r\n")
+                    if not state["good"]:
+                        break
+        else:
+            state["bad"] += 1
+            writer.write(greeting)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = BusSettings(
+        urls=(f"nats://127.0.0.1:{port}",), reconnect_wait_s=0.005, ping_interval_s=0.1
+    )
+    link = Link(settings, name="t", inbox="_INBOX.t", clock=SystemClock())
+    await link.open()
+    state["good"] = False
+    await link.publish("x", b"")
+    await until(lambda: state["bad"] >= 3)
+    assert not link.client.is_closed
+    state["good"] = True
+    await until(lambda: link.connected)
+    await link.close()
+    server.close()
+    await asyncio.wait(serving, timeout=2)
+    assert len(asyncio.all_tasks()) == 1
