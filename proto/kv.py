@@ -47,7 +47,8 @@ class TransferReport(Message, frozen=True, kw_only=True):
     queue_s: float = 0.0
     """From the ask to the first byte that could have been sent."""
     wire_s: float = 0.0
-    """From the first chunk's arrival to the last one's."""
+    """From the first chunk's departure (its arrival, if it came from another host) to the last
+    one's arrival; on the sending side, to the last one's departure."""
     copy_s: float = 0.0
     """Gathering and scattering of pages on the side that reports."""
     total_s: float = 0.0

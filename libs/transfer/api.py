@@ -94,7 +94,7 @@ class PlaneSettings:
     """Lanes on which peers are accepted, best first. A lane not listed is never used."""
     interface: str | None = None
     """Network device for the TCP lane; None lets UCX choose."""
-    chunk_bytes: int = 4 << 20
+    chunk_bytes: int = 2 << 20
     credits: int = 4
     """Slabs that decode grants to each prefill peer."""
     connect_timeout_s: float = 5.0
@@ -132,9 +132,15 @@ class Fetch(Protocol):
     room: Room
 
     @property
-    def state(self) -> RoomState: ...
+    def state(self) -> RoomState:
+        """Where it stands."""
+        ...
+
     @property
-    def failure(self) -> TransferFailure | None: ...
+    def failure(self) -> TransferFailure | None:
+        """Why it failed."""
+        ...
+
     @property
     def report(self) -> TransferReport | None:
         """Set when the state is final."""
@@ -151,11 +157,20 @@ class Offer(Protocol):
     room: Room
 
     @property
-    def state(self) -> RoomState: ...
+    def state(self) -> RoomState:
+        """Where it stands."""
+        ...
+
     @property
-    def failure(self) -> TransferFailure | None: ...
+    def failure(self) -> TransferFailure | None:
+        """Why it failed."""
+        ...
+
     @property
-    def report(self) -> TransferReport | None: ...
+    def report(self) -> TransferReport | None:
+        """Set when the state is final."""
+        ...
+
     @property
     def skip_pages(self) -> int:
         """Pages at the start that decode already holds; valid from READY on."""
@@ -185,9 +200,11 @@ class DataPlane(Protocol):
         ...
 
     @property
-    def stats(self) -> PlaneStats: ...
+    def stats(self) -> PlaneStats:
+        """Counters since the start; the object is live."""
+        ...
 
-    def fetch(  # noqa: PLR0913 - one argument a fact of the ask
+    def fetch(
         self,
         source: PeerAddress,
         room: Room,

@@ -1,0 +1,268 @@
+"""Decode's side of a link to one prefill engine: asks for rooms, takes chunks, grants slabs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.api import PlaneStats, RoomState, TransferFailure
+from libs.transfer.links.watch import ProcessWatch
+from libs.transfer.rooms import FetchRoom
+from libs.transfer.ucx import Channel, LaneContext, Line, Loop, Operation, TransportError
+from libs.transfer.wire import (
+    CONTROL_TAG,
+    FULL_TAG_MASK,
+    Bye,
+    Control,
+    Credit,
+    Hello,
+    Ready,
+    Refused,
+    RefuseRoom,
+    Stop,
+    Welcome,
+    data_tag,
+    unseal_chunk,
+)
+from proto.base import ProtocolError
+from proto.errors import ErrorCode
+from proto.ids import Room
+from proto.kv import PeerAddress
+
+__all__ = ["Inbound"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slab and the receive posted on it."""
+
+    number: int
+    slab: Bytes
+    posted: Operation
+
+
+class Inbound:
+    """One UCX port of decode's, for one prefill incarnation; dies with it.
+
+    Args:
+        context: the lane.
+        source: the peer.
+        hello: builds the greeting from the address of this link's port.
+        slab_bytes: length of each slab.
+        slots: slabs granted to the peer.
+        same_host: whether the peer's monotonic clock is ours.
+        stats: counters of the plane.
+        loop: the plane's thread.
+        moved: called with each room that may have come further, or to its end.
+
+    Raises:
+        TransportError: there are no means left for a port.
+    """
+
+    def __init__(  # noqa: PLR0913 - wiring
+        self,
+        context: LaneContext,
+        source: PeerAddress,
+        *,
+        hello: Callable[[bytes], Hello],
+        slab_bytes: int,
+        slots: int,
+        same_host: bool,
+        stats: PlaneStats,
+        loop: Loop,
+        moved: Callable[[FetchRoom], None],
+    ) -> None:
+        self.source = source
+        self.lane = context.lane
+        self.rooms: dict[Room, FetchRoom] = {}
+        self.up = False
+        self.ended: TransferFailure | None = None
+        """Why the link is over; its owner then closes it."""
+        self.polite = False
+        """Whether the peer said that it would go."""
+        self.since = time.monotonic()
+        self._stats = stats
+        self._moved = moved
+        self._same_host = same_host
+        self._loop = loop
+        self._watch: ProcessWatch | None = None
+        self._waiting: list[Control] = []
+        self._peer: Line | None = None
+        self._port = context.port()
+        self.fd = self._port.fd
+        try:
+            self._channel = Channel(self._port, CONTROL_TAG, FULL_TAG_MASK, stats)
+            self._slots = deque(self._slot(number, slab_bytes) for number in range(slots))
+        except TransportError:
+            self._port.close()
+            raise
+        self._owed: list[int] = []
+        self._greeting = hello(self._port.address)
+        self._door: Line | None = None
+        try:
+            self._door = self._port.connect(source.workers[self.lane], self._lost)
+            self._channel.send(self._door, self._greeting)
+        except TransportError as error:
+            self._end(ErrorCode.PREFILL_LOST, str(error))
+
+    def ask(self, room: FetchRoom) -> None:
+        """Ask for a room, now or as soon as the link is up."""
+        room.link = self
+        room.carried_by(self.lane)
+        self.rooms[room.room] = room
+        self._say(room.want())
+
+    def stop(self, room: FetchRoom, failure: TransferFailure) -> None:
+        """Tell the peer that a room was given up here."""
+        if self.rooms.pop(room.room, None) is not None:
+            self._say(Stop(room=room.room, code=failure.code, detail=failure.detail))
+
+    def turn(self) -> tuple[bool, bool]:
+        """Progress; return whether something came of it, and whether more is due at once."""
+        try:
+            self._port.progress()
+            fruit = self._work()
+            return fruit, fruit or not self._port.arm()
+        except TransportError as error:
+            self._end(ErrorCode.PREFILL_LOST, str(error))
+            return True, True
+
+    def give_up(self, detail: str) -> None:
+        """End the link from this side, as if the peer were lost."""
+        self._end(ErrorCode.PREFILL_LOST, detail)
+
+    def say_bye(self) -> None:
+        """Tell the peer that this plane closes."""
+        self._say(Bye())
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything said has left."""
+        return self._channel.flushed
+
+    def close(self) -> None:
+        """Destroy the port; rooms that are still open fail."""
+        failure = self.ended or TransferFailure(ErrorCode.CANCELLED, "the data plane closes")
+        if self._watch is not None:
+            self._watch.close()
+        self._port.close()
+        self._slots.clear()
+        for room in tuple(self.rooms.values()):
+            room.fail(failure.code, failure.detail)
+            self._moved(room)
+        self.rooms.clear()
+
+    def _slot(self, number: int, slab_bytes: int) -> _Slot:
+        slab = np.empty(slab_bytes, np.uint8)
+        return _Slot(number, slab, self._port.receive(slab, data_tag(number)))
+
+    def _say(self, message: Control) -> None:
+        if self.ended:
+            return
+        if self._peer is None:
+            self._waiting.append(message)
+            return
+        try:
+            self._channel.send(self._peer, message)
+        except TransportError as error:
+            self._end(ErrorCode.PREFILL_LOST, str(error))
+
+    def _work(self) -> bool:
+        messages = self._channel.poll()
+        for message in messages:
+            self._hear(message)
+        chunks = 0
+        while self._slots and self._port.done(self._slots[0].posted):
+            self._take(self._slots.popleft())
+            chunks += 1
+        return bool(messages or chunks)
+
+    def _hear(self, message: Control) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case Refused() if message.nonce == self._greeting.nonce and not self.up:
+                self._end(message.code, message.detail)
+            case Ready():
+                self._ready(message.room)
+            case RefuseRoom() | Stop():
+                self._give_up(message)
+            case Bye():
+                self.polite = True
+                self._end(ErrorCode.PREFILL_LOST, "the prefill engine closed its data plane")
+            case _:
+                self._stats.malformed_messages += 1
+
+    def _welcome(self, message: Welcome) -> None:
+        if message.nonce != self._greeting.nonce or self.up or self._door is None:
+            self._stats.malformed_messages += 1
+            return
+        self._peer = self._port.connect(message.worker, self._lost)
+        self._port.drop(self._door)
+        self._door = None
+        self.up = True
+        if self._same_host:
+            self._watch = ProcessWatch(self._loop, message.pid, self._died)
+        waiting, self._waiting = self._waiting, []
+        for earlier in waiting:
+            self._say(earlier)
+
+    def _ready(self, room: Room) -> None:
+        fetch = self.rooms.get(room)
+        if fetch is not None:
+            fetch.ready()
+            self._moved(fetch)
+
+    def _give_up(self, message: RefuseRoom | Stop) -> None:
+        fetch = self.rooms.pop(message.room, None)
+        if fetch is not None:
+            fetch.fail(message.code, f"prefill: {message.detail}")
+            self._moved(fetch)
+
+    def _take(self, slot: _Slot) -> None:
+        try:
+            header = unseal_chunk(slot.slab)
+        except ProtocolError:
+            self._stats.malformed_messages += 1
+            header = None
+        fetch = self.rooms.get(header.room) if header else None
+        if header and fetch and fetch.accept(header, slot.slab, same_clock=self._same_host):
+            self._stats.bytes_received += header.payload
+            self._stats.note_lane(self.lane, header.payload)
+            self._after(fetch)
+        else:
+            self._stats.dropped_chunks += 1
+        slot.posted = self._port.receive(slot.slab, data_tag(slot.number))
+        self._slots.append(slot)
+        self._owed.append(slot.number)
+        # Half of the slabs may wait for company: prefill still has the other half.
+        if len(self._owed) * 2 >= len(self._slots):
+            self._say(Credit(slots=tuple(self._owed)))
+            self._owed.clear()
+
+    def _after(self, fetch: FetchRoom) -> None:
+        if fetch.state is RoomState.DONE:
+            self.rooms.pop(fetch.room, None)
+        elif fetch.failure is not None:
+            self.stop(fetch, fetch.failure)
+        self._moved(fetch)
+
+    def _died(self) -> None:
+        """Take what the peer had sent before it died, then end."""
+        if self.ended is None:
+            self.turn()
+            self._lost()
+
+    def _lost(self) -> None:
+        self._end(ErrorCode.PREFILL_LOST, "the prefill engine was lost")
+
+    def _end(self, code: ErrorCode, detail: str) -> None:
+        if self.ended is None:
+            self.ended = TransferFailure(code, detail)

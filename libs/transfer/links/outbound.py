@@ -1,0 +1,271 @@
+"""Prefill's side of a link to one decode engine: hears wants, spends credits, sends chunks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.api import TransferFailure
+from libs.transfer.links.parts import Parts
+from libs.transfer.links.watch import ProcessWatch
+from libs.transfer.rooms import OfferRoom
+from libs.transfer.ucx import Channel, LaneContext, Line, Operation, TransportError
+from libs.transfer.wire import (
+    CONTROL_TAG,
+    FULL_TAG_MASK,
+    Bye,
+    Control,
+    Credit,
+    Hello,
+    Ready,
+    Refused,
+    RefuseRoom,
+    Stop,
+    Want,
+    Welcome,
+    data_tag,
+)
+from proto.errors import ErrorCode
+from proto.ids import Room
+
+__all__ = ["Outbound", "Prefill"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_SEND_SLABS = 3
+"""Chunks gathered ahead of what the receiver has taken out of shared memory."""
+
+
+class Prefill(Protocol):
+    """What a link tells the plane."""
+
+    def wanted(self, link: Outbound, want: Want) -> None:
+        """Decode asks for a room."""
+        ...
+
+    def stopped(self, link: Outbound, room: Room, failure: TransferFailure) -> None:
+        """Decode has given a room up."""
+        ...
+
+    def moved(self, offer: OfferRoom) -> None:
+        """An offer may have come further, or to its end."""
+        ...
+
+
+class Outbound:
+    """One UCX port of prefill's, for one decode incarnation; dies with it.
+
+    Args:
+        context: the lane.
+        hello: the greeting that asked for the link.
+        refusal: why it is refused, if it is.
+        parts: what the plane is made of.
+        prefill: who owns the rooms.
+
+    Raises:
+        TransportError: there are no means left for a port.
+    """
+
+    def __init__(
+        self,
+        context: LaneContext,
+        hello: Hello,
+        refusal: TransferFailure | None,
+        parts: Parts,
+        prefill: Prefill,
+    ) -> None:
+        self.hello = hello
+        self.lane = context.lane
+        self.refusal = refusal
+        self.ended: TransferFailure | None = None
+        """Why the link is over; its owner then closes it."""
+        self.polite = False
+        """Whether the peer said that it would go."""
+        self.since = time.monotonic()
+        self._stats = parts.stats
+        self._prefill = prefill
+        self._credits: deque[int] = deque(() if refusal else range(hello.slots))
+        self._granted = set(self._credits)
+        self._queue: deque[OfferRoom] = deque()
+        self._slabs: list[Bytes] = []
+        self._made = 0
+        self._sending: deque[tuple[Operation, Bytes, OfferRoom, bool]] = deque()
+        self._port = context.port()
+        self.fd = self._port.fd
+        try:
+            self._channel = Channel(self._port, CONTROL_TAG, FULL_TAG_MASK, parts.stats)
+        except TransportError:
+            self._port.close()
+            raise
+        self._peer: Line | None = None
+        try:
+            self._peer = self._port.connect(hello.worker, self._lost)
+            self._channel.send(self._peer, self._answer())
+        except TransportError as error:
+            self._end(ErrorCode.DECODE_LOST, str(error))
+        self._watch: ProcessWatch | None = None
+        if hello.host == parts.host:
+            self._watch = ProcessWatch(parts.loop, hello.pid, self._died)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything said has left."""
+        return self._channel.flushed
+
+    def match(self, offer: OfferRoom, want: Want) -> None:
+        """Serve a want from an offer."""
+        offer.link = self
+        if offer.match(want, self.lane):
+            if not offer.has_chunk:
+                self._say(Ready(room=want.room))
+            self.queue(offer)
+        self._prefill.moved(offer)
+
+    def queue(self, offer: OfferRoom) -> None:
+        """Give an offer with something to send its place in the round."""
+        if offer.has_chunk and offer not in self._queue:
+            self._queue.append(offer)
+            self._pump()
+
+    def refuse(self, room: Room, failure: TransferFailure) -> None:
+        """Tell decode that a want will not be served."""
+        self._say(RefuseRoom(room=room, code=failure.code, detail=failure.detail))
+
+    def stop(self, offer: OfferRoom, failure: TransferFailure) -> None:
+        """Tell decode that a room was given up here."""
+        self._say(Stop(room=offer.room, code=failure.code, detail=failure.detail))
+
+    def turn(self) -> tuple[bool, bool]:
+        """Progress; return whether something came of it, and whether more is due at once."""
+        try:
+            self._port.progress()
+            fruit = self._work()
+            return fruit, fruit or not self._port.arm()
+        except TransportError as error:
+            self._end(ErrorCode.DECODE_LOST, str(error))
+            return True, True
+
+    def replaced(self) -> None:
+        """End the link because the same engine has greeted again."""
+        self._end(ErrorCode.DECODE_LOST, "the decode engine connected anew")
+
+    def say_bye(self) -> None:
+        """Tell the peer that this plane closes."""
+        self._say(Bye())
+
+    def close(self) -> None:
+        """Destroy the port and all that was being sent."""
+        if self._watch is not None:
+            self._watch.close()
+        self._port.close()
+        self._sending.clear()
+        self._queue.clear()
+
+    def _answer(self) -> Welcome | Refused:
+        nonce = self.hello.nonce
+        if self.refusal is None:
+            return Welcome(nonce=nonce, worker=self._port.address, pid=os.getpid())
+        return Refused(nonce=nonce, code=self.refusal.code, detail=self.refusal.detail)
+
+    def _say(self, message: Control) -> None:
+        if self.ended or self._peer is None:
+            return
+        try:
+            self._channel.send(self._peer, message)
+        except TransportError as error:
+            self._end(ErrorCode.DECODE_LOST, str(error))
+
+    def _work(self) -> bool:
+        messages = self._channel.poll()
+        for message in messages:
+            self._hear(message)
+        sent = 0
+        while self._sending and self._port.done(self._sending[0][0]):
+            _, slab, offer, last = self._sending.popleft()
+            self._slabs.append(slab)
+            offer.sent(last=last)
+            self._prefill.moved(offer)
+            sent += 1
+        return self._pump() or bool(messages or sent)
+
+    def _hear(self, message: Control) -> None:
+        match message:
+            case Want():
+                self._prefill.wanted(self, message)
+            case Credit():
+                self._grant(message.slots)
+            case Stop():
+                failure = TransferFailure(message.code, f"decode: {message.detail}")
+                self._prefill.stopped(self, message.room, failure)
+            case Bye():
+                self.polite = True
+                self._end(ErrorCode.DECODE_LOST, "the decode engine closed its data plane")
+            case _:
+                self._stats.malformed_messages += 1
+
+    def _grant(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            if slot < self.hello.slots and slot not in self._granted:
+                self._granted.add(slot)
+                self._credits.append(slot)
+
+    def _pump(self) -> bool:
+        """Send chunks, one of each room in turn, while there are credits and slabs."""
+        sent = False
+        peer = self._peer
+        while peer and self._queue and self._credits and not self.ended:
+            slab = self._slab()
+            if slab is None:
+                break
+            offer = self._queue.popleft()
+            filled = offer.fill(slab)
+            if filled is None:
+                self._slabs.append(slab)
+                self._prefill.moved(offer)
+                continue
+            length, last = filled
+            self._send(peer, (offer, slab, length, last))
+            if offer.has_chunk:
+                self._queue.append(offer)
+            sent = True
+        return sent
+
+    def _send(self, peer: Line, chunk: tuple[OfferRoom, Bytes, int, bool]) -> None:
+        offer, slab, length, last = chunk
+        slot = self._credits.popleft()
+        self._granted.discard(slot)
+        try:
+            operation = self._port.send(peer, slab[:length], data_tag(slot))
+        except TransportError as error:
+            self._end(ErrorCode.DECODE_LOST, str(error))
+            return
+        self._sending.append((operation, slab, offer, last))
+        self._stats.bytes_sent += length
+        self._stats.note_lane(self.lane, length)
+        self._prefill.moved(offer)
+
+    def _slab(self) -> Bytes | None:
+        if self._slabs:
+            return self._slabs.pop()
+        if self._made == _SEND_SLABS:
+            return None
+        self._made += 1
+        return np.empty(self.hello.slab_bytes, np.uint8)
+
+    def _died(self) -> None:
+        """Hear what the peer had said before it died, then end."""
+        if self.ended is None:
+            self.turn()
+            self._lost()
+
+    def _lost(self) -> None:
+        self._end(ErrorCode.DECODE_LOST, "the decode engine was lost")
+
+    def _end(self, code: ErrorCode, detail: str) -> None:
+        if self.ended is None:
+            self.ended = TransferFailure(code, detail)

@@ -1,0 +1,42 @@
+"""What both sides of a plane share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from libs.transfer.api import PlaneSettings, PlaneStats
+from libs.transfer.pages import PageStore
+from libs.transfer.ucx import LaneContext, Loop
+from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, WireLayout
+from proto.kv import Lane, TransferReport
+
+__all__ = ["Parts"]
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a side needs; only the plane's thread touches what can change."""
+
+    store: PageStore
+    layout: WireLayout
+    settings: PlaneSettings
+    incarnation: str
+    host: str
+    stats: PlaneStats
+    loop: Loop
+    changed: Callable[[], None]
+    """To be called when a handle has come further."""
+    reported: Callable[[TransferReport | None], None]
+    """To be called once a room is over."""
+    contexts: dict[Lane, LaneContext] = field(default_factory=dict[Lane, LaneContext])
+
+    @property
+    def slab_bytes(self) -> int:
+        """Length of a slab of ours."""
+        return max(HEADER_BYTES + self.settings.chunk_bytes + SEAL_BYTES, self.least_slab_bytes)
+
+    @property
+    def least_slab_bytes(self) -> int:
+        """Length of a slab that fits the smallest chunk: a page of each buffer, and a row."""
+        return HEADER_BYTES + self.store.page_bytes + self.store.row_bytes + SEAL_BYTES

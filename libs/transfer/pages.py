@@ -1,0 +1,113 @@
+"""Copying pages and rows between paged memory and a slab.
+
+Pages of every buffer are numbered alike, so one list of page numbers serves all buffers. Both
+copies release the GIL. Whoever calls holds the lock of the room that owns the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.api import KvLayout, PagePool
+
+__all__ = ["PageStore", "Pages", "as_pages"]
+
+Bytes = npt.NDArray[np.uint8]
+Pages = npt.NDArray[np.int64]
+
+
+def as_pages(pages: Sequence[int] | Pages, limit: int) -> Pages:
+    """Return an own copy of page numbers.
+
+    Raises:
+        ValueError: a number is outside the pool, or the list is not flat.
+    """
+    own = np.array(pages, dtype=np.int64)
+    if own.ndim != 1:
+        raise ValueError("page numbers must be a flat list")
+    if own.size and (own.min() < 0 or own.max() >= limit):
+        raise ValueError(f"page number outside the pool of {limit} pages")
+    return own
+
+
+class PageStore:
+    """The pages and rows of one engine, as the plane may touch them."""
+
+    def __init__(self, layout: KvLayout, pages: PagePool, rows: PagePool) -> None:
+        self.layout = layout
+        self.page_bytes = sum(layout.page_bytes)
+        self.row_bytes = sum(layout.row_bytes)
+        self._pages = _columns("page", pages, layout.page_bytes)
+        self._rows = _columns("row", rows, layout.row_bytes)
+        self.page_count = min((len(column) for column in self._pages), default=0)
+        self.row_count = min((len(column) for column in self._rows), default=0)
+
+    def check_row(self, row: int) -> int:
+        """Return `row`, which may be anything if the layout has no rows.
+
+        Raises:
+            ValueError: it is outside the pool.
+        """
+        if self._rows and not 0 <= row < self.row_count:
+            raise ValueError(f"row {row} is outside the pool of {self.row_count} rows")
+        return row
+
+    def gather_pages(self, pages: Pages, slab: Bytes) -> int:
+        """Copy pages into the start of `slab`, buffer by buffer; return the bytes written."""
+        return _gather(self._pages, self.layout.page_bytes, pages, slab)
+
+    def scatter_pages(self, pages: Pages, slab: Bytes) -> int:
+        """Copy the start of `slab` into pages; return the bytes read."""
+        return _scatter(self._pages, self.layout.page_bytes, pages, slab)
+
+    def gather_row(self, row: int, slab: Bytes) -> int:
+        """Copy one row of each auxiliary buffer into `slab`; return the bytes written."""
+        return _gather(self._rows, self.layout.row_bytes, np.array([row]), slab)
+
+    def scatter_row(self, row: int, slab: Bytes) -> int:
+        """Copy the start of `slab` into one row of each auxiliary buffer; return the bytes read."""
+        return _scatter(self._rows, self.layout.row_bytes, np.array([row]), slab)
+
+
+def _columns(what: str, pool: PagePool, sizes: tuple[int, ...]) -> list[npt.NDArray[np.void]]:
+    """Return each buffer as a flat array whose items are whole pages, which copies fastest."""
+    if len(pool.buffers) != len(sizes):
+        raise ValueError(f"{len(pool.buffers)} {what} buffers, the layout has {len(sizes)}")
+    columns: list[npt.NDArray[np.void]] = []
+    for place, (buffer, size) in enumerate(zip(pool.buffers, sizes, strict=True)):
+        if buffer.shape[1:] != (size,) or buffer.dtype != np.uint8:
+            raise ValueError(f"{what} buffer {place} is not an array of (n, {size}) bytes")
+        if not buffer.flags.c_contiguous or not buffer.flags.writeable:
+            raise ValueError(f"{what} buffer {place} is not contiguous and writeable")
+        columns.append(buffer.view(np.dtype((np.void, size)))[:, 0])
+    return columns
+
+
+def _gather(
+    columns: list[npt.NDArray[np.void]], sizes: tuple[int, ...], items: Pages, slab: Bytes
+) -> int:
+    count, at = len(items), 0
+    if not count:
+        return 0
+    for column, size in zip(columns, sizes, strict=True):
+        end = at + count * size
+        # Numbers were checked on entry; "clip" spares numpy a hidden second copy.
+        np.take(column, items, out=slab[at:end].view(column.dtype), mode="clip")
+        at = end
+    return at
+
+
+def _scatter(
+    columns: list[npt.NDArray[np.void]], sizes: tuple[int, ...], items: Pages, slab: Bytes
+) -> int:
+    count, at = len(items), 0
+    if not count:
+        return 0
+    for column, size in zip(columns, sizes, strict=True):
+        end = at + count * size
+        column[items] = slab[at:end].view(column.dtype)
+        at = end
+    return at

@@ -1,0 +1,187 @@
+"""Decode's end of a room: which of its pages are filled.
+
+Every copy into pages happens under the room's lock, after a look at its state. That makes `abort`
+final: when it returns, no page is touched any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.api import RoomState, TransferFailure
+from libs.transfer.pages import Pages, PageStore, as_pages
+from libs.transfer.rooms.tally import FINAL, Tally
+from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want
+from proto.errors import ErrorCode
+from proto.ids import Room
+from proto.kv import Lane, TransferReport
+
+__all__ = ["FetchRoom"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class FetchRoom:
+    """Decode's end of a room.
+
+    Raises:
+        ValueError: pages or row are outside the pools.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument a fact of the ask
+        self,
+        store: PageStore,
+        room: Room,
+        pages: Sequence[int] | Pages,
+        *,
+        row: int,
+        tokens: int,
+        skip_pages: int,
+        aborted: Callable[[FetchRoom], None],
+    ) -> None:
+        self.room = room
+        self.link: Any = None
+        """The link that carries the room; the plane's thread sets and reads it."""
+        self._store = store
+        self._pages = as_pages(pages, store.page_count)
+        self._row = store.check_row(row)
+        self._skip = skip_pages
+        self._aborted = aborted
+        self._lock = Lock()
+        self._state = RoomState.WAITING
+        self._failure: TransferFailure | None = None
+        self._report: TransferReport | None = None
+        self._page = 0
+        now = time.monotonic()
+        self._tally = Tally(asked=now, tokens=tokens)
+        self._tally.expected = len(self._pages) * store.page_bytes + store.row_bytes
+        self._moved_at = now
+
+    @property
+    def state(self) -> RoomState:
+        """Where the room stands."""
+        return self._state
+
+    @property
+    def failure(self) -> TransferFailure | None:
+        """Why it failed."""
+        return self._failure
+
+    @property
+    def report(self) -> TransferReport | None:
+        """What it did, once it is over."""
+        return self._report
+
+    def abort(self, detail: str) -> None:
+        """Give up; when this returns no page of ours will be written any more."""
+        if self.fail(ErrorCode.CANCELLED, detail):
+            self._aborted(self)
+
+    def fail(self, code: ErrorCode, detail: str) -> bool:
+        """End the room; return whether it was still open."""
+        with self._lock:
+            return self._end(TransferFailure(code, detail))
+
+    def want(self) -> Want:
+        """Return the message that asks for the room."""
+        return Want(
+            room=self.room,
+            pages=len(self._pages),
+            skip=self._skip,
+            bytes=self._tally.expected,
+            row=self._store.row_bytes > 0,
+            tokens=self._tally.tokens,
+        )
+
+    def carried_by(self, lane: Lane) -> None:
+        """Note the lane for the report."""
+        self._tally.lane = lane
+
+    def ready(self) -> None:
+        """Note that prefill has the room."""
+        with self._lock:
+            if self._state is RoomState.WAITING:
+                self._state = RoomState.READY
+
+    def overdue(self, now: float, want_s: float, transfer_s: float) -> str | None:
+        """Return what has taken too long, if anything has."""
+        if self._state is RoomState.WAITING and now - self._tally.asked > want_s:
+            return f"prefill did not offer the room within {want_s:g} s"
+        if self._state is RoomState.MOVING and now - self._moved_at > transfer_s:
+            return f"no chunk within {transfer_s:g} s"
+        return None
+
+    def accept(self, header: ChunkHeader, slab: Bytes, *, same_clock: bool) -> bool:
+        """Take a chunk into the pages; return False if the room is over and nothing was touched.
+
+        Args:
+            header: what the chunk says of itself.
+            slab: where it lies.
+            same_clock: whether the sender's monotonic clock is ours.
+        """
+        arrived = time.monotonic()
+        with self._lock:
+            if self._state in FINAL:
+                return False
+            fault = self._fault(header)
+            if fault:
+                self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
+                return True
+            self._state = RoomState.MOVING
+            self._note(header, arrived, same_clock=same_clock)
+            end = self._page + header.pages
+            pages = self._pages[self._page : end]
+            used = HEADER_BYTES + self._store.scatter_pages(pages, slab[HEADER_BYTES:])
+            if header.row_bytes:
+                self._store.scatter_row(self._row, slab[used:])
+            self._page = end
+            self._tally.moved += header.payload
+            self._tally.copy_s += time.monotonic() - arrived
+            if header.last:
+                self._finish()
+            return True
+
+    def _fault(self, header: ChunkHeader) -> str | None:
+        place = self._skip + self._page
+        rows = self._store.row_bytes if header.last else 0
+        if header.sequence != self._tally.chunks:
+            return f"chunk {header.sequence} arrived, {self._tally.chunks} was due"
+        if header.first_page != place:
+            return f"chunk starts at page {header.first_page}, {place} was due"
+        if self._page + header.pages > len(self._pages):
+            return f"more pages arrived than the {len(self._pages)} asked for"
+        if header.row_bytes != rows:
+            return f"chunk has {header.row_bytes} bytes of rows, {rows} were due"
+        if header.payload != header.pages * self._store.page_bytes + header.row_bytes:
+            return f"chunk has {header.payload} bytes for {header.pages} pages"
+        return None
+
+    def _note(self, header: ChunkHeader, arrived: float, *, same_clock: bool) -> None:
+        tally = self._tally
+        if tally.started is None:
+            tally.started = header.sent_ns / 1e9 if same_clock else arrived
+            tally.first = tally.started - header.waited_us / 1e6
+        tally.ended = self._moved_at = arrived
+        tally.chunks += 1
+
+    def _finish(self) -> None:
+        if self._tally.moved == self._tally.expected:
+            self._state = RoomState.DONE
+            self._report = self._tally.report(self.room)
+            return
+        detail = f"{self._tally.moved} bytes moved, {self._tally.expected} were expected"
+        self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
+
+    def _end(self, failure: TransferFailure) -> bool:
+        if self._state in FINAL:
+            return False
+        self._failure = failure
+        self._report = self._tally.report(self.room)
+        self._state = RoomState.FAILED
+        return True

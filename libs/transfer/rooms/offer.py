@@ -1,0 +1,240 @@
+"""Prefill's end of a room: which of its pages are sent.
+
+Every copy out of pages happens under the room's lock, after a look at its state. That makes `abort`
+final: when it returns, no page is touched any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.api import RoomState, TransferFailure
+from libs.transfer.pages import Pages, PageStore, as_pages
+from libs.transfer.rooms.tally import FINAL, Tally
+from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
+from proto.errors import ErrorCode
+from proto.ids import Room
+from proto.kv import Lane, TransferReport
+
+__all__ = ["OfferRoom"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class OfferRoom:
+    """Prefill's end of a room."""
+
+    def __init__(
+        self,
+        store: PageStore,
+        room: Room,
+        *,
+        pushed: Callable[[OfferRoom], None],
+        aborted: Callable[[OfferRoom], None],
+    ) -> None:
+        self.room = room
+        self.link: Any = None
+        """The link that carries the room; the plane's thread sets and reads it."""
+        self._store = store
+        self._pushed = pushed
+        self._aborted = aborted
+        self._lock = Lock()
+        self._state = RoomState.WAITING
+        self._failure: TransferFailure | None = None
+        self._report: TransferReport | None = None
+        self._want: Want | None = None
+        self._pages: Pages = np.empty(0, np.int64)
+        self._start: int | None = None
+        """Place in the request of the first page pushed."""
+        self._cursor = 0
+        """Place in the request of the next page to send."""
+        self._row: int | None = None
+        self._complete = False
+        self._flushed = False
+        now = time.monotonic()
+        self._tally = Tally(asked=now)
+        self._queued_at = now
+        self._moved_at = now
+
+    @property
+    def state(self) -> RoomState:
+        """Where the room stands."""
+        return self._state
+
+    @property
+    def failure(self) -> TransferFailure | None:
+        """Why it failed."""
+        return self._failure
+
+    @property
+    def report(self) -> TransferReport | None:
+        """What it did, once it is over."""
+        return self._report
+
+    @property
+    def skip_pages(self) -> int:
+        """Pages at the start that decode already holds; valid from READY on."""
+        return self._want.skip if self._want else 0
+
+    def push(
+        self, pages: Sequence[int] | Pages, *, first_page: int, last: bool, row: int | None = None
+    ) -> None:
+        """Queue pages that are complete; pages that decode already holds are left out.
+
+        Raises:
+            ValueError: pages outside the pool, a gap before them, or a push after the last one.
+        """
+        own = as_pages(pages, self._store.page_count)
+        if row is not None:
+            self._store.check_row(row)
+        with self._lock:
+            if self._state in FINAL:
+                return
+            if self._complete:
+                raise ValueError("push after the last one")
+            if self._start is None:
+                self._start = first_page
+            if first_page != self._start + len(self._pages):
+                raise ValueError(f"page {first_page} does not follow what was pushed before")
+            if not self._backlog():
+                self._queued_at = self._moved_at = time.monotonic()
+            self._pages = np.concatenate((self._pages, own)) if len(self._pages) else own
+            self._complete, self._row = last, row
+        self._pushed(self)
+
+    def abort(self, detail: str) -> None:
+        """Give up; when this returns no page of ours will be read any more."""
+        if self.fail(ErrorCode.CANCELLED, detail):
+            self._aborted(self)
+
+    def fail(self, code: ErrorCode, detail: str) -> bool:
+        """End the room; return whether it was still open."""
+        with self._lock:
+            return self._end(TransferFailure(code, detail))
+
+    def match(self, want: Want, lane: Lane) -> bool:
+        """Take up decode's want; return False if the room is over (see `failure`)."""
+        store = self._store
+        with self._lock:
+            if self._state in FINAL:
+                return False
+            tally = self._tally
+            tally.lane, tally.tokens = lane, want.tokens
+            tally.expected = want.pages * store.page_bytes + (store.row_bytes if want.row else 0)
+            if want.bytes != tally.expected:
+                detail = f"decode expects {want.bytes} bytes, prefill {tally.expected}"
+                self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
+                return False
+            self._want, self._cursor = want, want.skip
+            self._state = RoomState.READY
+            self._queued_at = self._moved_at = time.monotonic()
+            return True
+
+    @property
+    def has_chunk(self) -> bool:
+        """Whether something can be sent now."""
+        return self._want is not None and self._state not in FINAL and self._backlog()
+
+    def fill(self, slab: Bytes) -> tuple[int, bool] | None:
+        """Gather the next chunk into `slab`; return its length and whether it is the last one.
+
+        None means that there is nothing to send, or that the room has failed meanwhile.
+        """
+        began = time.monotonic()
+        with self._lock:
+            want = self._want
+            if want is None or self._state in FINAL or not self._backlog():
+                return None
+            fault = self._fault(want)
+            if fault:
+                self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
+                return None
+            header, used = self._gather(want, slab, began)
+            self._note(header, began)
+            return used, header.last
+
+    def sent(self, *, last: bool) -> None:
+        """Note that a chunk has left the slab."""
+        with self._lock:
+            self._moved_at = self._tally.ended = time.monotonic()
+            if last and self._state not in FINAL:
+                self._report = self._tally.report(self.room)
+                self._state = RoomState.DONE
+
+    def overdue(self, now: float, want_s: float, transfer_s: float) -> str | None:
+        """Return what has taken too long, if anything has."""
+        if self._state is RoomState.WAITING and now - self._tally.asked > want_s:
+            return f"decode did not ask for the room within {want_s:g} s"
+        moving = self._state in (RoomState.READY, RoomState.MOVING)
+        stuck = self._backlog() or self._flushed
+        if moving and stuck and now - self._moved_at > transfer_s:
+            return f"decode took no chunk within {transfer_s:g} s"
+        return None
+
+    def _backlog(self) -> bool:
+        """Whether pages, or the end of the room, are still to be sent."""
+        if self._flushed or self._start is None:
+            return False
+        return self._complete or self._cursor < self._start + len(self._pages)
+
+    def _fault(self, want: Want) -> str | None:
+        start = self._start or 0
+        end = max(start + len(self._pages), want.skip)
+        if self._cursor < start:
+            return f"pages from {start} on were pushed, decode needs them from {self._cursor} on"
+        if end > want.skip + want.pages:
+            return f"pages up to {end} were pushed, decode asked up to {want.skip + want.pages}"
+        if self._complete and end != want.skip + want.pages:
+            return f"the room ended at page {end}, decode asked up to {want.skip + want.pages}"
+        if self._complete and want.row and self._row is None:
+            return "decode asked for a row, none was pushed"
+        return None
+
+    def _gather(self, want: Want, slab: Bytes, began: float) -> tuple[ChunkHeader, int]:
+        store, start = self._store, self._start or 0
+        room_for = (len(slab) - HEADER_BYTES - SEAL_BYTES - store.row_bytes) // store.page_bytes
+        pages = self._pages[self._cursor - start :][:room_for]
+        end = self._cursor + len(pages)
+        last = self._complete and end >= start + len(self._pages)
+        used = store.gather_pages(pages, slab[HEADER_BYTES:])
+        rows = 0
+        if last and want.row and self._row is not None:
+            rows = store.gather_row(self._row, slab[HEADER_BYTES + used :])
+        now = time.monotonic_ns()
+        header = ChunkHeader(
+            room=self.room,
+            sequence=self._tally.chunks,
+            first_page=self._cursor,
+            pages=len(pages),
+            last=last,
+            row_bytes=rows,
+            payload=used + rows,
+            waited_us=min(int(max(0.0, now / 1e9 - self._queued_at) * 1e6), 0xFFFFFFFF),
+            sent_ns=now,
+        )
+        self._cursor, self._flushed = end, last
+        self._tally.copy_s += now / 1e9 - began
+        return header, seal_chunk(header, slab)
+
+    def _note(self, header: ChunkHeader, began: float) -> None:
+        tally = self._tally
+        self._state = RoomState.MOVING
+        if tally.started is None:
+            tally.first, tally.started = self._queued_at, header.sent_ns / 1e9
+        self._queued_at = self._moved_at = began
+        tally.moved += header.payload
+        tally.chunks += 1
+
+    def _end(self, failure: TransferFailure) -> bool:
+        if self._state in FINAL:
+            return False
+        self._failure = failure
+        self._report = self._tally.report(self.room)
+        self._state = RoomState.FAILED
+        return True

@@ -1,0 +1,242 @@
+"""UCX, as little of it as the plane needs. The only file that knows ucxx.
+
+Only ucxx's core objects are used: its asyncio layer spins. Everything here belongs to one thread,
+and to a process that will not fork afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.transfer.ucx.lanes import check_environment, lane_options
+from proto.errors import ErrorCode, PdbusError
+from proto.kv import Lane
+
+__all__ = ["LaneContext", "Line", "Operation", "Port", "TransportError"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_RESOURCE = re.compile(r"resource\s+\d+\s*:.*--\s+(\w+)/(\S+)")
+_FULL_MASK = (1 << 64) - 1
+
+
+class TransportError(Exception):
+    """UCX reports that an operation or a peer has failed."""
+
+
+class LaneContext:
+    """A UCX context that knows one transport, and proof of it.
+
+    Raises:
+        PdbusError: the lane cannot be had here (`lane_refused`).
+    """
+
+    def __init__(self, lane: Lane, interface: str | None) -> None:
+        check_environment(lane, os.environ)
+        self.lane = lane
+        self.api = _load()
+        options = lane_options(lane, interface)
+        features = (self.api.Feature.TAG, self.api.Feature.WAKEUP)
+        try:
+            self._context = self.api.UCXContext(options, feature_flags=features)
+            info = self._context.info
+        except self.api.UCXError as error:
+            raise PdbusError(ErrorCode.LANE_REFUSED, f"lane {lane}: {error}") from error
+        self.resources = tuple("/".join(found) for found in _RESOURCE.findall(info))
+        """Transport and device of everything UCX may use here, such as `sysv/memory`."""
+        transports = {name.split("/")[0] for name in self.resources} - {"self"}
+        if transports != {str(lane)}:
+            raise PdbusError(
+                ErrorCode.LANE_REFUSED, f"lane {lane}: UCX offers {', '.join(self.resources)}"
+            )
+
+    def port(self) -> Port:
+        """Open a port on this lane.
+
+        Raises:
+            TransportError: the system has no means left for it (segments, descriptors).
+        """
+        try:
+            return Port(self.api, self._context)
+        except self.api.UCXError as error:
+            raise TransportError(str(error)) from error
+
+
+class Port:
+    """One UCX worker: it sends and receives tag messages, and dies without a trace."""
+
+    def __init__(self, api: Any, context: Any) -> None:
+        self._api = api
+        self._worker: Any = api.UCXWorker(context)
+        self._worker.init_blocking_progress_mode()
+        self._lines: set[Line] = set()
+        self._pending: set[Operation] = set()
+        self.fd: int = self._worker.epoll_file_descriptor
+        self.address: bytes = self._worker.address.tobytes()
+
+    def connect(self, address: bytes, on_lost: Callable[[], None]) -> Line:
+        """Return a line to another port; `on_lost` is called during `progress`.
+
+        Raises:
+            TransportError: the address is not one that this lane reaches.
+        """
+        api = self._api
+        if not address:
+            raise TransportError("cannot connect: no address")
+        try:
+            remote = api.UCXAddress.create_from_buffer(np.frombuffer(address, np.uint8).copy())
+            endpoint = api.UCXEndpoint.create_from_worker_address(
+                self._worker, remote, endpoint_error_handling=True
+            )
+        except (api.UCXError, ValueError) as error:
+            raise TransportError(f"cannot connect: {error}") from error
+        endpoint.set_close_callback(on_lost)
+        line = Line(endpoint)
+        self._lines.add(line)
+        return line
+
+    def receive(self, buffer: Bytes, tag: int, mask: int = _FULL_MASK) -> Operation:
+        """Post a receive; `buffer` belongs to UCX until it is done or the port is closed.
+
+        Raises:
+            TransportError: UCX cannot take it.
+        """
+        api = self._api
+        array = api.Array(buffer)
+        try:
+            request = self._worker.tag_recv(array, api.UCXXTag(tag), api.UCXXTagMask(mask))
+        except api.UCXError as error:
+            raise TransportError(str(error)) from error
+        return self._track(request, array)
+
+    def send(self, line: Line, data: Bytes, tag: int) -> Operation:
+        """Send; `data` belongs to UCX until it is done or the port is closed.
+
+        Raises:
+            TransportError: the peer is lost.
+        """
+        api = self._api
+        array = api.Array(data)
+        try:
+            request = line.endpoint.tag_send(array, api.UCXXTag(tag))
+        except api.UCXError as error:
+            raise TransportError(str(error)) from error
+        return self._track(request, array)
+
+    def progress(self) -> None:
+        """Let UCX do all it can do now, without the GIL."""
+        self._worker.progress()
+
+    def arm(self) -> bool:
+        """Return whether `fd` will become readable for whatever happens next."""
+        return self._worker.arm()
+
+    def done(self, operation: Operation) -> bool:
+        """Return whether an operation has ended well.
+
+        Raises:
+            TransportError: it has failed.
+        """
+        request = operation.request
+        if request is None or not request.completed:
+            return False
+        self._pending.discard(operation)
+        operation.request = operation.array = None
+        try:
+            request.check_error()
+        except self._api.UCXError as error:
+            raise TransportError(str(error)) from error
+        return True
+
+    def drop(self, line: Line) -> None:
+        """End one line; what was sent on it may be lost."""
+        self._lines.discard(line)
+        line.close()
+
+    def close(self) -> None:
+        """Destroy the worker and all that hangs on it: requests, lines, posted receives."""
+        # Buffers outlive the worker: until it is gone UCX may write to them.
+        arrays = [operation.array for operation in self._pending]
+        for operation in self._pending:
+            operation.request = operation.array = None
+        self._pending.clear()
+        for line in self._lines:
+            line.close()
+        self._lines.clear()
+        self._worker = None
+        arrays.clear()
+
+    def _track(self, request: Any, array: Any) -> Operation:
+        operation = Operation(request, array)
+        self._pending.add(operation)
+        return operation
+
+
+class Operation:
+    """A send or a receive under way; only its port looks inside."""
+
+    __slots__ = ("array", "request")
+
+    def __init__(self, request: Any, array: Any) -> None:
+        self.request = request
+        self.array = array
+
+
+class Line:
+    """A way to one peer's port; only its own port looks inside."""
+
+    __slots__ = ("endpoint",)
+
+    def __init__(self, endpoint: Any) -> None:
+        self.endpoint: Any = endpoint
+
+    @property
+    def alive(self) -> bool:
+        """Whether UCX still believes in the peer."""
+        return self.endpoint is not None and self.endpoint.alive
+
+    def close(self) -> None:
+        """Let go of the endpoint, whose destructor closes it.
+
+        ucxx's own `close` crashes the process when the peer is already lost.
+        """
+        endpoint: Any = self.endpoint
+        self.endpoint = None
+        if endpoint is not None:
+            endpoint.remove_close_callback()
+
+
+def _load() -> Any:
+    """Import ucxx now: it costs half a second and reads the environment."""
+    # UCX would log to stdout, which belongs to the program; and it would warn of a variable that
+    # ucxx sets but this build of UCX does not know.
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    try:
+        core = importlib.import_module("ucxx._lib.libucxx")
+        arrays = importlib.import_module("ucxx._lib.arr")
+    except ImportError as error:
+        raise PdbusError(ErrorCode.LANE_REFUSED, f"no ucxx: {error}") from error
+    return _Api(core, arrays)
+
+
+class _Api:
+    """The names of ucxx that this file uses."""
+
+    def __init__(self, core: Any, arrays: Any) -> None:
+        self.Array = arrays.Array
+        self.Feature = core.Feature
+        self.UCXAddress = core.UCXAddress
+        self.UCXContext = core.UCXContext
+        self.UCXEndpoint = core.UCXEndpoint
+        self.UCXError = core.UCXError
+        self.UCXWorker = core.UCXWorker
+        self.UCXXTag = core.UCXXTag
+        self.UCXXTagMask = core.UCXXTagMask

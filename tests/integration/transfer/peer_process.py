@@ -1,0 +1,229 @@
+"""One engine process of a transfer test: a plane and its memory, ordered about over a socket.
+
+Requests and answers are JSON lines. `python -m tests.integration.transfer.peer_process FD`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import resource
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from libs.transfer.api import KvLayout, PagePool, PlaneSettings, RoomState
+from libs.transfer.plane import UcxPlane
+from libs.transfer.ucx import LaneContext
+from libs.transfer.wire import CONTROL_MAX, CONTROL_TAG, VERSION, Credit, Hello, WireLayout, pack
+from proto.errors import PdbusError
+from proto.kv import Lane, PeerAddress
+
+FINAL = (RoomState.DONE, RoomState.FAILED)
+POLL_S = 0.0002
+
+
+class Process:
+    """The memory, the plane and the open handles."""
+
+    def __init__(self) -> None:
+        self.handles: dict[tuple[str, int], Any] = {}
+        self.reports: list[Any] = []
+        self.wakes = 0
+        self.woken = threading.Event()
+
+    def start(self, **config: Any) -> dict[str, Any]:
+        """Make the memory and the plane."""
+        rng = np.random.default_rng(config["seed"])
+        count = config["pages"]
+        layout = KvLayout(
+            page_bytes=tuple(config["page_bytes"]),
+            row_bytes=tuple(config["row_bytes"]),
+            page_tokens=config["page_tokens"],
+            compat=config["compat"],
+        )
+        self.pages = [rng.integers(0, 256, (count, n), np.uint8) for n in layout.page_bytes]
+        self.rows = [rng.integers(0, 256, (8, n), np.uint8) for n in layout.row_bytes]
+        settings = dict(config["settings"])
+        settings["lanes"] = tuple(Lane(lane) for lane in settings["lanes"])
+        try:
+            self.plane = UcxPlane(
+                layout,
+                PagePool(self.pages),
+                PagePool(self.rows),
+                PlaneSettings(**settings),
+                config["incarnation"],
+                wake=self._wake,
+                reports=self.reports.append,
+            )
+        except PdbusError as error:
+            return {"refused": str(error.code), "detail": error.detail}
+        return {"address": base64.b64encode(msgspec.msgpack.encode(self.plane.address)).decode()}
+
+    def fetch(self, source: str, room: int, pages: list[int], **more: Any) -> None:
+        """Begin a fetch."""
+        address = msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
+        self.handles["fetch", room] = self.plane.fetch(address, room, pages, **more)
+
+    def connect(self, source: str) -> bool:
+        """Ask for a link."""
+        return self.plane.connect(
+            msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
+        )
+
+    def offer(self, room: int) -> None:
+        """Begin an offer."""
+        self.handles["offer", room] = self.plane.offer(room)
+
+    def push(self, room: int, **more: Any) -> None:
+        """Push pages."""
+        self.handles["offer", room].push(**more)
+
+    def state(self, side: str, room: int) -> str:
+        """Return a state's name."""
+        return self.handles[side, room].state.name
+
+    def wait(self, side: str, room: int, state: str = "", timeout: float = 20.0) -> dict[str, Any]:
+        """Wait for an end, or for at least a state, and describe the handle."""
+        handle = self.handles[side, room]
+        least = RoomState[state] if state else RoomState.DONE
+        began = time.monotonic()
+        while handle.state not in FINAL and handle.state < least:
+            if time.monotonic() - began > timeout:
+                break
+            time.sleep(POLL_S)
+        failure, report = handle.failure, handle.report
+        return {
+            "state": handle.state.name,
+            "code": str(failure.code) if failure else None,
+            "detail": failure.detail if failure else None,
+            "report": msgspec.to_builtins(report),
+            "skip": getattr(handle, "skip_pages", 0),
+            "waited": time.monotonic() - began,
+        }
+
+    def abort(self, side: str, room: int, poison: int | None = None) -> dict[str, Any]:
+        """Abort, and at once write over the pages that the room used."""
+        handle = self.handles[side, room]
+        handle.abort("the test gives up")
+        state = handle.state.name
+        if poison is not None:
+            for buffer in self.pages:
+                buffer[:] = poison
+        return {"state": state}
+
+    def count(self, value: int) -> int:
+        """Count the pages, over all buffers, that hold only this byte."""
+        return sum(int(np.all(buffer == value, axis=1).sum()) for buffer in self.pages)
+
+    def holding(self, value: int) -> int:
+        """Count the pages, over all buffers, with a whole cache line of this byte."""
+        found = 0
+        for buffer in self.pages:
+            lines = buffer[:, : buffer.shape[1] // 64 * 64].reshape(len(buffer), -1, 64)
+            found += int(np.any(np.all(lines == value, axis=2), axis=1).sum())
+        return found
+
+    def digest(self, pages: list[int], row: int | None = None) -> str:
+        """Return a digest of pages in order, and of a row."""
+        found = hashlib.sha256()
+        for buffer in self.pages:
+            found.update(np.ascontiguousarray(buffer[pages]))
+        for buffer in self.rows if row is not None else ():
+            found.update(np.ascontiguousarray(buffer[row]))
+        return found.hexdigest()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {**msgspec.to_builtins(self.plane.stats), "wakes": self.wakes}
+
+    def reported(self, room: int, others: bool = False) -> list[Any]:
+        """Return the reports that were handed out, once a room's is among them."""
+        end = time.monotonic() + 10
+        while not any(report.room == room for report in self.reports):
+            if time.monotonic() > end:
+                break
+            time.sleep(POLL_S)
+        return [
+            msgspec.to_builtins(report) for report in self.reports if others or report.room == room
+        ]
+
+    def pester(self, source: str, lane: str, worker: str) -> int:
+        """Send nonsense to a plane's accepting port; return how many messages."""
+        address = msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
+        rng = np.random.default_rng(0)
+        hello = Hello(
+            version=VERSION,
+            nonce="n",
+            incarnation="stranger",
+            target=address.incarnation,
+            lane=Lane(lane),
+            worker=base64.b64decode(worker),
+            host="h",
+            pid=1,
+            layout=WireLayout(page_bytes=(1,), row_bytes=(), page_tokens=1, compat=""),
+            slab_bytes=1,
+            slots=4,
+        )
+        messages = [
+            rng.integers(0, 256, 100, np.uint8),
+            np.zeros(0, np.uint8),
+            np.frombuffer(pack(Credit(slots=(1,))), np.uint8).copy(),
+            rng.integers(0, 256, CONTROL_MAX + 1, np.uint8),
+            np.frombuffer(pack(hello), np.uint8).copy(),
+        ]
+        port = LaneContext(Lane(lane), None).port()
+        line = port.connect(address.workers[lane], lambda: None)
+        sends = [port.send(line, data, CONTROL_TAG + place) for place, data in enumerate(messages)]
+        while sends:
+            port.progress()
+            sends = [send for send in sends if not port.done(send)]
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            port.progress()
+        port.close()
+        return len(messages)
+
+    def resources(self) -> dict[str, float]:
+        """Return what this process holds."""
+        status = Path("/proc/self/maps").read_text()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "segments": status.count("/SYSV"),
+            "threads": threading.active_count(),
+            "cpu": usage.ru_utime + usage.ru_stime,
+        }
+
+    def close(self) -> None:
+        """Close the plane."""
+        self.plane.close()
+
+    def _wake(self) -> None:
+        self.wakes += 1
+        self.woken.set()
+
+
+def main() -> None:
+    """Serve until the socket closes."""
+    process = Process()
+    stream = socket.socket(fileno=int(sys.argv[1])).makefile("rw")
+    for line in stream:
+        order = json.loads(line)
+        try:
+            answer = {"ok": getattr(process, order.pop("do"))(**order)}
+        except (ValueError, KeyError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        stream.write(json.dumps(answer) + "\n")
+        stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.transfer.api import KvLayout, PagePool
+from libs.transfer.pages import PageStore, as_pages
+
+SIZES = (1, 24, 384)
+ROWS = (3, 8)
+PAGES = 40
+
+
+def store(seed: int) -> tuple[PageStore, list[np.ndarray], list[np.ndarray]]:
+    """Return a store with random contents, and its buffers."""
+    rng = np.random.default_rng(seed)
+    pages = [rng.integers(0, 256, (PAGES, size), np.uint8) for size in SIZES]
+    rows = [rng.integers(0, 256, (4, size), np.uint8) for size in ROWS]
+    layout = KvLayout(page_bytes=SIZES, row_bytes=ROWS, page_tokens=1, compat="")
+    return PageStore(layout, PagePool(pages), PagePool(rows)), pages, rows
+
+
+@given(st.permutations(range(PAGES)), st.permutations(range(PAGES)), st.integers(0, PAGES))
+def test_scattered_pages_are_copied(source: list[int], target: list[int], count: int) -> None:
+    """Pages gathered from any places and scattered to any others are equal; the rest is whole."""
+    one, there, _ = store(1)
+    two, here, _ = store(2)
+    untouched = [buffer.copy() for buffer in here]
+    slab = np.zeros(PAGES * sum(SIZES), np.uint8)
+    moved = one.gather_pages(as_pages(source[:count], PAGES), slab)
+    assert moved == two.scatter_pages(as_pages(target[:count], PAGES), slab)
+    assert moved == count * sum(SIZES)
+    for a, b, old in zip(there, here, untouched, strict=True):
+        assert (a[source[:count]] == b[target[:count]]).all()
+        assert (b[target[count:]] == old[target[count:]]).all()
+
+
+def test_rows_are_copied() -> None:
+    """One row of each auxiliary buffer moves and no other changes."""
+    one, _, there = store(1)
+    two, _, here = store(2)
+    untouched = [buffer.copy() for buffer in here]
+    slab = np.zeros(sum(ROWS), np.uint8)
+    assert one.gather_row(3, slab) == two.scatter_row(1, slab) == sum(ROWS)
+    for a, b, old in zip(there, here, untouched, strict=True):
+        assert (a[3] == b[1]).all()
+        assert (np.delete(b, 1, 0) == np.delete(old, 1, 0)).all()
+
+
+@pytest.mark.parametrize("pages", [[-1], [PAGES], [0, PAGES], [[1, 2]]])
+def test_pages_outside_the_pool_are_refused(pages: list[int]) -> None:
+    """Wrong page numbers never reach a copy."""
+    with pytest.raises(ValueError, match=r"page number"):
+        as_pages(pages, PAGES)
+
+
+def test_page_numbers_are_an_own_copy() -> None:
+    """The caller may change its list after handing it over."""
+    mine = np.array([1, 2, 3])
+    kept = as_pages(mine, PAGES)
+    mine[:] = 9
+    assert kept.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_row_outside_the_pool_is_refused(row: int) -> None:
+    """Wrong rows never reach a copy."""
+    with pytest.raises(ValueError, match="outside the pool of 4 rows"):
+        store(1)[0].check_row(row)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [np.zeros((4, 8), np.uint8)],
+        [np.zeros((4, 8), np.uint8), np.zeros((4, 9), np.uint8)],
+        [np.zeros((4, 8), np.uint8), np.zeros((4, 8), np.int8)],
+        [np.zeros((4, 8), np.uint8), np.zeros((4, 16), np.uint8)[:, ::2]],
+    ],
+    ids=["missing", "size", "type", "strided"],
+)
+def test_a_pool_that_does_not_fit_the_layout_is_refused(buffers: list[np.ndarray]) -> None:
+    """The pools are checked once, at the start."""
+    layout = KvLayout(page_bytes=(8, 8), row_bytes=(), page_tokens=1, compat="")
+    with pytest.raises(ValueError, match="buffer"):
+        PageStore(layout, PagePool(buffers), PagePool([]))

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from libs.transfer.ucx import Loop
+
+WAIT_S = 5.0
+
+
+class Stage:
+    """A loop whose hooks are recorded."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.ticks = threading.Semaphore(0)
+        self.more_ticks = False
+        self.loop = Loop(
+            "loop-under-test",
+            begin=lambda: self.events.append("begin"),
+            tick=self._tick,
+            settle=lambda: None,
+            finish=lambda: self.events.append("finish"),
+        )
+
+    def run(self, command: Callable[[], None]) -> None:
+        """Run a command on the loop's thread and wait for it."""
+        done = threading.Event()
+        self.loop.post(lambda: (command(), done.set()))
+        assert done.wait(WAIT_S)
+
+    def _tick(self, now: float) -> bool:
+        self.ticks.release()
+        return self.more_ticks
+
+
+class Pipe:
+    """A member that counts its turns and reads a byte in each."""
+
+    def __init__(self) -> None:
+        self.fd, self.end = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.turns = threading.Semaphore(0)
+
+    def turn(self) -> tuple[bool, bool]:
+        """Read what is there."""
+        try:
+            os.read(self.fd, 1)
+        except BlockingIOError:
+            return False, False
+        self.turns.release()
+        return True, True
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self.fd)
+        os.close(self.end)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """Return a running loop."""
+    stage = Stage()
+    stage.loop.start()
+    yield stage
+    stage.loop.end()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """Return a member."""
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+def test_commands_run_on_the_loops_thread(stage: Stage) -> None:
+    """A command posted while the loop sleeps runs there, after `begin`."""
+    names: list[str] = []
+    stage.run(lambda: names.append(threading.current_thread().name))
+    assert names == ["loop-under-test"]
+    assert stage.events == ["begin"]
+
+
+def test_a_readable_member_gets_turns_until_it_is_done(stage: Stage, pipe: Pipe) -> None:
+    """Three bytes are three turns, however many events they were."""
+    stage.run(lambda: stage.loop.add(pipe))
+    os.write(pipe.end, b"abc")
+    for _ in range(3):
+        assert pipe.turns.acquire(timeout=WAIT_S)
+
+
+def test_a_removed_member_gets_no_turn(stage: Stage, pipe: Pipe) -> None:
+    """After `remove` nothing of a member is looked at, even if it was due."""
+    stage.run(lambda: stage.loop.add(pipe))
+
+    def remove() -> None:
+        os.write(pipe.end, b"a")
+        stage.loop.touch(pipe)
+        stage.loop.remove(pipe)
+
+    stage.run(remove)
+    stage.run(lambda: stage.loop.touch(pipe))
+    stage.run(lambda: None)
+    assert not pipe.turns.acquire(blocking=False)
+
+
+def test_ticks_go_on_only_while_something_is_due(stage: Stage) -> None:
+    """A command causes a tick; more follow while the last one said so."""
+    stage.more_ticks = True
+    stage.run(lambda: None)
+    for _ in range(3):
+        assert stage.ticks.acquire(timeout=WAIT_S)
+    stage.more_ticks = False
+    assert stage.ticks.acquire(timeout=WAIT_S)
+    while stage.ticks.acquire(timeout=0.3):
+        pass
+
+
+def test_finish_runs_however_the_thread_ends(stage: Stage) -> None:
+    """An error in a command ends the thread, and what it held is let go all the same."""
+    raised = threading.Event()
+    hook, threading.excepthook = threading.excepthook, lambda _: raised.set()
+    try:
+        stage.loop.post(lambda: 1 // 0)
+        assert raised.wait(WAIT_S)
+    finally:
+        threading.excepthook = hook
+    assert stage.events == ["begin", "finish"]
+
+
+def test_end_may_come_twice_and_a_late_command_is_harmless(stage: Stage) -> None:
+    """Closing again, or posting afterwards, does nothing."""
+    stage.loop.end()
+    stage.loop.end()
+    stage.loop.post(lambda: stage.events.append("late"))
+    assert stage.events == ["begin", "finish"]
