@@ -1,0 +1,137 @@
+"""SGLang's arguments and environment, chosen from facts by pure functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from libs.engine.options import HostOptions
+from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN
+from proto.workers import Role
+
+__all__ = ["Facts", "choose_arguments", "choose_environment", "count_accelerators", "trace_target"]
+
+_MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "null"}
+_OWN_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
+_OWN_MODELS = "libs.sglang_plugins.models"
+_HTTP = "http/protobuf"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the choice depends on."""
+
+    options: HostOptions
+    cuda: bool
+    """There is an accelerator and nobody asked for the CPU."""
+    nccl_port: int
+    label_port: int
+    """SGLang wants a bootstrap port; nothing listens on it."""
+    dtype: str | None = None
+    """The dtype in which the model's weights are stored."""
+    trace_endpoint: str | None = None
+    """`host:port` of an OTLP collector."""
+
+
+def choose_arguments(facts: Facts) -> dict[str, Any]:
+    """Return the arguments of SGLang's engine.
+
+    On a CPU every choice that spins or needs kernels is switched off. On CUDA, SGLang's own
+    defaults stand. `engine_args` of the options override both.
+    """
+    options = facts.options
+    arguments: dict[str, Any] = {
+        "model_path": options.model_path,
+        "served_model_name": options.served_model,
+        "context_length": options.context_tokens,
+        "page_size": options.page_size,
+        "max_running_requests": options.slots,
+        "max_total_tokens": options.kv_tokens,
+        "incremental_streaming_output": True,
+        "sleep_on_idle": True,
+        "log_level": "warning",
+        "nccl_port": facts.nccl_port,
+        "trust_remote_code": False,
+    }
+    arguments |= _disaggregation(facts)
+    if not facts.cuda:
+        arguments |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+        }
+        if facts.dtype is not None:
+            # SGLang would turn float32 into float16, which is slow here and differs by batch.
+            arguments["dtype"] = facts.dtype
+    if facts.trace_endpoint is not None:
+        arguments |= {
+            "enable_trace": True,
+            "otlp_traces_endpoint": facts.trace_endpoint,
+            "otlp_service_name": f"pdbus-{options.role}-engine",
+        }
+    return arguments | dict(options.engine_args)
+
+
+def choose_environment(
+    *, cuda: bool, local_model: bool, architecture: str | None = None
+) -> dict[str, str]:
+    """Return the variables to set before SGLang or torch is imported.
+
+    One OpenMP thread an engine: with more, every matrix product waits for a core that another
+    process holds, and a token takes ten times as long.
+    """
+    variables = {
+        "SGLANG_PLUGINS": PLUGIN if cuda else f"{PLATFORM},{PLUGIN}",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if local_model:
+        variables["HF_HUB_OFFLINE"] = "1"
+    if architecture in _OWN_ARCHITECTURES:
+        variables["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _OWN_MODELS
+    if not cuda:
+        variables |= {
+            "SGLANG_PLATFORM": PLATFORM,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+    return variables
+
+
+def trace_target(environment: Mapping[str, str]) -> str | None:
+    """Return `host:port` of the OTLP collector that the standard variables name, if any."""
+    url = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    if not url:
+        return None
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    default = 4318 if environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") == _HTTP else 4317
+    return f"{parts.hostname}:{parts.port or default}" if parts.hostname else None
+
+
+def count_accelerators() -> int:
+    """Return how many CUDA devices this process can use; needs no torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def _disaggregation(facts: Facts) -> dict[str, Any]:
+    role = facts.options.role
+    if role == Role.AGGREGATED:
+        return {"disaggregation_mode": "null"}
+    arguments: dict[str, Any] = {
+        "disaggregation_mode": _MODES[role],
+        "disaggregation_transfer_backend": BACKEND,
+        "disaggregation_bootstrap_port": facts.label_port,
+    }
+    if role == Role.DECODE and not facts.cuda:
+        arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return arguments

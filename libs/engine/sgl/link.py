@@ -1,0 +1,107 @@
+"""The engine host's end of the line from SGLang's scheduler processes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from proto.backend import BackendMessage, PlaneFigures, PlaneOpened, RoomClosed
+from proto.base import decode
+
+__all__ = ["BackendLink"]
+
+_PACKET_BYTES = 1 << 18
+
+
+class BackendLink:
+    """Listens for the KV backend; what it says is kept here.
+
+    Packets wait in the socket until `drain` takes them, so a transfer that ended before a token
+    was sent is known before the token is handled.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pdbus-"))
+        self.path = str(self._folder / "backend")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._peers: list[socket.socket] = []
+        self.opened: PlaneOpened | None = None
+        self.figures = PlaneFigures(open_rooms=0, dropped_chunks=0)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_room: Callable[[RoomClosed], None] | None = None
+
+    def serve(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[RoomClosed], None]) -> None:
+        """Watch the line on a loop; `on_room` is told of every transfer that ended."""
+        self._loop = loop
+        self._on_room = on_room
+        loop.add_reader(self._listener.fileno(), self.drain)
+        for peer in self._peers:
+            loop.add_reader(peer.fileno(), self.drain)
+
+    def drain(self) -> None:
+        """Take all packets that have arrived."""
+        self._accept()
+        for peer in tuple(self._peers):
+            while (packet := self._receive(peer)) is not None:
+                self._take(_decode(packet))
+
+    def hide(self) -> None:
+        """Remove the address once all have come: a killed host leaves no file behind."""
+        Path(self.path).unlink()
+        self._folder.rmdir()
+
+    def close(self) -> None:
+        """Close the line."""
+        for end in (self._listener, *self._peers):
+            if self._loop is not None:
+                self._loop.remove_reader(end.fileno())
+            end.close()
+        self._peers.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            peer.setblocking(False)
+            self._peers.append(peer)
+            if self._loop is not None:
+                self._loop.add_reader(peer.fileno(), self.drain)
+
+    def _receive(self, peer: socket.socket) -> bytes | None:
+        try:
+            packet = peer.recv(_PACKET_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            packet = b""
+        if packet:
+            return packet
+        if self._loop is not None:
+            self._loop.remove_reader(peer.fileno())
+        self._peers.remove(peer)
+        peer.close()
+        return None
+
+    def _take(self, message: BackendMessage) -> None:
+        match message:
+            case PlaneOpened():
+                self.opened = message
+            case PlaneFigures():
+                self.figures = message
+            case RoomClosed():
+                if self._on_room is not None:
+                    self._on_room(message)
+
+
+def _decode(packet: bytes) -> BackendMessage:
+    kinds: Any = BackendMessage
+    return decode(packet, kinds)

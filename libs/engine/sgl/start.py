@@ -1,0 +1,175 @@
+"""Bringing SGLang up in this process, and proof that it took our extensions."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from libs.engine.api import EngineDead
+from libs.engine.options import HostOptions
+from libs.engine.sgl.arguments import (
+    Facts,
+    choose_arguments,
+    choose_environment,
+    count_accelerators,
+    trace_target,
+)
+from libs.engine.sgl.card import compat_text, make_card, model_hashes
+from libs.engine.sgl.leftovers import free_port, remove_dead_segments
+from libs.engine.sgl.link import BackendLink
+from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
+from proto.workers import CompatCard, Role
+
+__all__ = ["ChildFailed", "Started", "start"]
+
+_CPU_CLASS = "PlainCpuPlatform"
+
+
+class ChildFailed(RuntimeError):
+    """A process below the engine reported a failure while the engine started."""
+
+
+@dataclass(slots=True)
+class Started:
+    """SGLang, running."""
+
+    engine: Any
+    link: BackendLink
+    card: CompatCard
+    slots: int
+    kv_total_tokens: int
+    max_request_tokens: int
+    request_class: Any
+    refusals: tuple[type[Exception], ...]
+    """What SGLang raises for a request that it does not take."""
+
+
+def start(options: HostOptions) -> Started:
+    """Start SGLang and return when the model is loaded; blocks for seconds to minutes.
+
+    Raises:
+        EngineDead: it could not start.
+    """
+    cuda = count_accelerators() > 0 and options.engine_args.get("device") != "cpu"
+    model = _model_config(options)
+    os.environ.update(
+        choose_environment(
+            cuda=cuda,
+            local_model=Path(options.model_path).is_dir(),
+            architecture=next(iter(model.get("architectures", ())), None),
+        )
+    )
+    hashes = model_hashes(options)
+    link = BackendLink()
+    backend = _backend_options(options, link.path, compat_text(hashes, version("sglang")), cuda)
+    os.environ.update(backend.to_environment())
+    remove_dead_segments()
+    try:
+        with _without_collection():
+            _assert_extensions(cuda=cuda)
+            importlib.import_module("sglang.srt.entrypoints.engine")
+        engine = _engine(options, dtype=model.get("torch_dtype", model.get("dtype")), cuda=cuda)
+    except (RuntimeError, ValueError, TypeError, OSError, ImportError, AssertionError) as error:
+        raise EngineDead(f"SGLang did not start: {error}") from error
+    link.drain()
+    link.hide()
+    if options.role is not Role.AGGREGATED and link.opened is None:
+        raise EngineDead("SGLang started without the ucx backend")
+    info = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - told nowhere else
+    arguments = engine.server_args
+    manager = engine.tokenizer_manager
+    total = int(info["max_total_num_tokens"])
+    return Started(
+        engine=engine,
+        link=link,
+        card=make_card(
+            options,
+            hashes,
+            version("sglang"),
+            model=manager.model_config,
+            arguments=arguments,
+            opened=link.opened,
+        ),
+        slots=options.slots,
+        kv_total_tokens=total,
+        max_request_tokens=int(info["max_req_input_len"]),
+        request_class=importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput,
+        refusals=(ValueError, importlib.import_module("fastapi").HTTPException),
+    )
+
+
+def _backend_options(
+    options: HostOptions, socket_path: str, compat: str, cuda: bool
+) -> BackendOptions:
+    return BackendOptions(
+        incarnation=options.incarnation,
+        host_socket=socket_path,
+        compat=compat,
+        fork=not cuda,
+        lanes=options.lanes,
+        interface=options.interface,
+        chunk_bytes=options.chunk_bytes,
+        credits=options.credits,
+        connect_timeout_s=options.connect_timeout_s,
+        want_timeout_s=options.want_timeout_s,
+        transfer_timeout_s=options.transfer_timeout_s,
+    )
+
+
+@contextmanager
+def _without_collection() -> Generator[None]:
+    """Import without the garbage collector, which would take a third of the time.
+
+    What has been imported stays for ever, and forked children share it unwritten.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _assert_extensions(*, cuda: bool) -> None:
+    """SGLang only logs a plugin that fails; an engine without ours must not start."""
+    plugins = importlib.import_module("sglang.srt.plugins")
+    plugins.load_plugins()
+    utils = importlib.import_module("sglang.srt.disaggregation.utils")
+    if BACKEND not in {member.value for member in utils.TransferBackend}:
+        raise RuntimeError(f"the plugin {PLUGIN} is not registered: run `make setup`")
+    if cuda:
+        return
+    platform = importlib.import_module("sglang.srt.platforms").current_platform
+    if type(platform).__name__ != _CPU_CLASS:
+        raise RuntimeError(f"the platform {PLATFORM} was not taken, but {type(platform).__name__}")
+
+
+def _model_config(options: HostOptions) -> dict[str, Any]:
+    file = Path(options.model_path) / "config.json"
+    return json.loads(file.read_bytes()) if file.is_file() else {}
+
+
+def _engine(options: HostOptions, *, dtype: str | None, cuda: bool) -> Any:
+    facts = Facts(
+        options=options,
+        cuda=cuda,
+        nccl_port=free_port(),
+        label_port=free_port(),
+        dtype=dtype,
+        trace_endpoint=trace_target(os.environ),
+    )
+    sglang = importlib.import_module("sglang")
+    return sglang.Engine(custom_sigquit_handler=_child_failed, **choose_arguments(facts))
+
+
+def _child_failed(number: int, frame: object) -> NoReturn:
+    # SGLang's default kills the whole process tree, this process first, without a word.
+    raise ChildFailed("a scheduler process failed; its log says why")

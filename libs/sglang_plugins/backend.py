@@ -1,0 +1,176 @@
+"""The KV backend that SGLang builds once per scheduler process: it owns the data plane."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from libs.sglang_plugins.address import encode_address
+from libs.sglang_plugins.link import HostLink
+from libs.sglang_plugins.options import BackendOptions
+from libs.sglang_plugins.pools import check_supported, host_pool
+from libs.transfer.api import DataPlane, Fetch, KvLayout, Offer, PlaneSettings, Wake
+from libs.transfer.plane import UcxPlane
+from proto.backend import PlaneOpened, RoomClosed
+
+if TYPE_CHECKING:
+    BaseKVManager = object
+else:
+    from sglang.srt.disaggregation.base import BaseKVManager
+
+__all__ = ["KnownPeers", "UcxBackend"]
+
+
+class KnownPeers:
+    """SGLang's table of prefill engines: every address is known, because it says all by itself.
+
+    SGLang would otherwise ask for a peer's topology over HTTP, once a second. Ours is compared
+    when the planes connect.
+    """
+
+    def get(self, address: str, default: object = None) -> SimpleNamespace:
+        """Return a peer without data parallelism, whatever the address."""
+        return SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
+
+
+class UcxBackend(BaseKVManager):
+    """What SGLang calls the KV manager.
+
+    Raises:
+        UnsupportedMemoryError: the engine's KV memory cannot be moved.
+        PdbusError: no lane can be opened.
+    """
+
+    enable_all_cp_ranks_for_transfer = False
+    enable_deferred_decode_kv_release = False
+    enable_staging = False
+    is_dummy_cp_rank = False
+    supports_host_destination = False
+    attn_cp_rank = 0
+    attn_cp_size = 1
+
+    def __init__(
+        self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool = False
+    ) -> None:
+        options = BackendOptions.from_environment(os.environ)
+        check_supported(args, tp_size=server_args.tp_size, pp_size=server_args.pp_size)
+        self.kv_args = args
+        self.page_size = int(args.page_size)
+        self.transfer_infos: dict[int, Any] = {}
+        self.prefill_info_table = KnownPeers()
+        self._times: dict[int, tuple[float, float]] = {}
+        self._news = threading.Event()
+        self._link = HostLink(options.host_socket)
+        self.plane = _open_plane(args, options, self._wake)
+        self._link.send(
+            PlaneOpened(
+                address=self.plane.address,
+                kv_dtype=_dtype_name(args.kv_cache_dtype_str),
+                kv_layout="nhd",
+                page_size=self.page_size,
+                page_bytes=sum(args.kv_item_lens),
+                row_bytes=sum(args.aux_item_lens),
+                buffers=len(args.kv_item_lens),
+            )
+        )
+
+    @property
+    def address(self) -> str:
+        """How a decode engine names this one in a request."""
+        return encode_address(self.plane.address)
+
+    def note_times(self, room: int, queue_s: float, forward_s: float) -> None:
+        """Keep what the scheduler measured for a room until it is concluded."""
+        self._times[room] = (queue_s, forward_s)
+
+    def conclude(self, handle: Fetch | Offer) -> None:
+        """Tell the engine host how a room ended; call it once a room."""
+        failure = handle.failure
+        queue_s, forward_s = self._times.pop(handle.room, (0.0, 0.0))
+        self._link.send(
+            RoomClosed(
+                room=handle.room,
+                report=handle.report,
+                code=failure.code if failure else None,
+                detail=failure.detail if failure else "",
+                queue_s=queue_s,
+                forward_s=forward_s,
+            )
+        )
+
+    def wait_for_news(self, timeout_s: float) -> None:
+        """Sleep until a transfer has moved on, at most `timeout_s`."""
+        self._link.flush()
+        self._news.wait(timeout_s)
+        self._news.clear()
+
+    def register_to_bootstrap(self) -> None:
+        """Do nothing: the bus announces the address."""
+
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Return True: see `KnownPeers`."""
+        return True
+
+    def submit_prefill_recompute(self, receiver: Any, payload: Any) -> None:
+        """Refuse: a request that lost its KV is placed anew by its gateway.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("the ucx backend does not recompute retracted requests")
+
+    def clear_deferred_abort_state(self, room: int) -> None:
+        """Do nothing: an aborted room needs no answer from its peer."""
+
+    def is_abort_release_safe(self, room: int, required_acks: int) -> bool:
+        """Return True: only this process writes its pages, and it has stopped."""
+        return True
+
+    def _wake(self) -> None:
+        """Wake the scheduler; runs on the plane's thread."""
+        self._news.set()
+        stats = self.plane.stats
+        self._link.figures(stats.open_rooms, stats.dropped_chunks)
+
+
+def _open_plane(args: Any, options: BackendOptions, wake: Wake) -> DataPlane:
+    layout = KvLayout(
+        page_bytes=tuple(args.kv_item_lens),
+        row_bytes=tuple(args.aux_item_lens),
+        page_tokens=int(args.page_size),
+        compat=_compat(args, options),
+    )
+    return UcxPlane(
+        incarnation=options.incarnation,
+        layout=layout,
+        pages=host_pool(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
+        rows=host_pool(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
+        settings=PlaneSettings(
+            lanes=options.lanes,
+            interface=options.interface,
+            chunk_bytes=options.chunk_bytes,
+            credits=options.credits,
+            connect_timeout_s=options.connect_timeout_s,
+            want_timeout_s=options.want_timeout_s,
+            transfer_timeout_s=options.transfer_timeout_s,
+        ),
+        wake=wake,
+    )
+
+
+def _compat(args: Any, options: BackendOptions) -> str:
+    facts = (
+        options.compat,
+        str(args.kv_cache_dtype_str),
+        tuple(args.kv_item_lens),
+        tuple(args.kv_layer_ids),
+        int(args.page_size),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _dtype_name(text: str) -> str:
+    return str(text).removeprefix("torch.")

@@ -1,0 +1,181 @@
+"""The cost of the split path: one prefill and one decode engine against one aggregated engine.
+
+    python -m ops.bench.path [--model smollm2] [--repeats 5] [--json FILE]
+
+Both are driven in turns in the same run, so that a busy machine slows both. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from libs.models import ModelFolder, resolve
+from ops.bench.prompts import prompt
+from ops.bench.rig import Answer, Rig, cpu_seconds, greedy, rig
+from proto.host import JobFinished
+from proto.workers import Role
+
+__all__ = ["Cell", "Table", "main", "measure"]
+
+_LENGTHS = (64, 512, 2048)
+_TOKENS = 16
+_ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
+_PAIR = (Role.PREFILL, Role.DECODE)
+_TTFT_GOAL = 1.1
+_CPU_GOAL = 1.25
+_IDLE_GOAL = 0.15
+_IDLE_S = 10.0
+_SETTLE_S = 2.0
+
+
+@dataclass(slots=True)
+class Cell:
+    """All runs of one engine arrangement at one prompt length."""
+
+    first_s: list[float] = field(default_factory=list[float])
+    token_s: list[float] = field(default_factory=list[float])
+    """Between two tokens."""
+    cpu_s: list[float] = field(default_factory=list[float])
+    gigabytes_s: list[float] = field(default_factory=list[float])
+    """Of the transfer, from its first chunk to its last."""
+
+    def add(self, answer: Answer, cpu_s: float) -> None:
+        """Add one run."""
+        self.first_s.append(answer.first_s)
+        self.token_s.append((answer.total_s - answer.first_s) / max(1, len(answer.ids) - 1))
+        self.cpu_s.append(cpu_s)
+        report = answer.last.transfer if isinstance(answer.last, JobFinished) else None
+        if report is not None and report.wire_s > 0:
+            self.gigabytes_s.append(report.moved_bytes / report.wire_s / 1e9)
+
+
+@dataclass(slots=True)
+class Table:
+    """The whole measurement."""
+
+    aggregated: dict[int, Cell] = field(default_factory=dict[int, Cell])
+    split: dict[int, Cell] = field(default_factory=dict[int, Cell])
+    idle_cores: float = 0.0
+    """The pair of engines, all processes."""
+    start_s: float = 0.0
+    lane: str = ""
+    problems: list[str] = field(default_factory=list[str])
+
+
+async def measure(model: ModelFolder, logs: Path, *, lengths: Sequence[int], repeats: int) -> Table:
+    """Measure on fresh engines."""
+    async with rig(_ROLES, model, logs) as engines:
+        table = Table(start_s=engines.start_s)
+        seed = 0
+        for length in lengths:
+            table.aggregated[length], table.split[length] = Cell(), Cell()
+            for repeat in range(repeats + 1):
+                seed += 2
+                cells = (table.aggregated[length], table.split[length])
+                await _pair(engines, model, length, seed, cells if repeat else None, table)
+        await asyncio.sleep(_SETTLE_S)
+        table.idle_cores = await _idle(engines.pids(*_PAIR))
+    return table
+
+
+async def _pair(
+    engines: Rig,
+    model: ModelFolder,
+    length: int,
+    seed: int,
+    cells: tuple[Cell, Cell] | None,
+    table: Table,
+) -> None:
+    """Run one prompt on each arrangement; without cells it warms both up."""
+    sampling = greedy(_TOKENS)
+
+    async def aggregated() -> Answer:
+        return await engines.aggregated(prompt(model.path, length, seed), sampling)
+
+    async def split() -> Answer:
+        return await engines.split(prompt(model.path, length, seed + 1), sampling)
+
+    arrangements = ((aggregated, (Role.AGGREGATED,)), (split, _PAIR))
+    for place, (run, roles) in enumerate(arrangements):
+        answer, cpu = await _timed(run, engines.pids(*roles))
+        if answer.failure:
+            table.problems.append(answer.failure)
+        elif cells is not None:
+            cells[place].add(answer, cpu)
+            if isinstance(answer.last, JobFinished) and answer.last.transfer is not None:
+                table.lane = str(answer.last.transfer.lane)
+
+
+async def _timed(run: Callable[[], Awaitable[Answer]], pids: Sequence[int]) -> tuple[Answer, float]:
+    before = cpu_seconds(pids)
+    answer = await run()
+    return answer, cpu_seconds(pids) - before
+
+
+async def _idle(pids: Sequence[int]) -> float:
+    before, begin = cpu_seconds(pids), time.perf_counter()
+    await asyncio.sleep(_IDLE_S)
+    return (cpu_seconds(pids) - before) / (time.perf_counter() - begin)
+
+
+def _print(table: Table, model: str) -> bool:
+    good = not table.problems
+    print(f"model {model}, {_TOKENS} tokens an answer, lane {table.lane}, medians")
+    print("prompt |   aggregated: first ms  token ms  cpu s |   split: first ms  token ms  cpu s")
+    for length, one in table.aggregated.items():
+        two = table.split[length]
+        if not one.first_s or not two.first_s:
+            continue
+        print(f"{length:6} | {_numbers(one):>40} | {_numbers(two):>36}")
+    print("prompt | first-token ratio (goal) | cpu ratio (goal) | transfer GB/s")
+    for length, one in table.aggregated.items():
+        two = table.split[length]
+        if not one.first_s or not two.first_s:
+            continue
+        first = median(two.first_s) / median(one.first_s)
+        cpu = median(two.cpu_s) / median(one.cpu_s)
+        speed = f"{median(two.gigabytes_s):.2f}" if two.gigabytes_s else "-"
+        print(f"{length:6} | {first:17.2f} ({_TTFT_GOAL}) | {cpu:9.2f} ({_CPU_GOAL}) | {speed:>8}")
+        good = good and first <= _TTFT_GOAL and cpu <= _CPU_GOAL
+    print(f"idle pair: {table.idle_cores:.3f} core (goal {_IDLE_GOAL} with all services)")
+    print(f"three engines ready after {table.start_s:.1f} s")
+    for problem in table.problems:
+        print(f"failed: {problem}")
+    return good and table.idle_cores <= _IDLE_GOAL
+
+
+def _numbers(cell: Cell) -> str:
+    first, token = median(cell.first_s) * 1e3, median(cell.token_s) * 1e3
+    return f"{first:10.0f} {token:9.1f} {median(cell.cpu_s):6.2f}"
+
+
+def main() -> None:
+    """Measure, print the table, and exit with 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(prog="ops.bench.path")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--models", type=Path, default=Path(".pdbus/models"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(_LENGTHS))
+    parser.add_argument("--json", type=Path, help="also write all runs here")
+    given = parser.parse_args()
+    model = resolve(given.model, given.models, lambda text: print(text, file=sys.stderr))
+    with tempfile.TemporaryDirectory(prefix="pdbus-path-") as logs:
+        table = asyncio.run(
+            measure(model, Path(logs), lengths=given.lengths, repeats=given.repeats)
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(asdict(table), indent=2))
+    sys.exit(0 if _print(table, given.model) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""One prefill, one decode and one aggregated SGLang engine, started once for the module."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from libs.models import ModelFolder, resolve
+from ops.bench.parity import CASES, compare_on
+from ops.bench.prompts import prompt
+from ops.bench.rig import Rig, greedy, job_for, new_job, new_room_id, rig
+from proto.errors import ErrorCode
+from proto.host import JobFailed, JobFinished, JobKind
+from proto.kv import Lane, PeerAddress
+from proto.workers import Role
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.sglang,
+    pytest.mark.timeout(420),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("sglang"),
+]
+
+CASE = next(case for case in CASES if case.model == "tiny" and case.page_size == 16)
+PAIR = (Role.PREFILL, Role.DECODE)
+WANT_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """Return the tiny model, made from the packaged weights."""
+    return resolve("tiny", tmp_path_factory.mktemp("models"), lambda _text: None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(
+    model: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Rig]:
+    """Return the three engines, with prompts forced into chunks of 256 tokens."""
+    async with rig(
+        (Role.AGGREGATED, *PAIR),
+        model,
+        tmp_path_factory.mktemp("logs"),
+        page_size=CASE.page_size,
+        want_timeout_s=WANT_S,
+        engine_args={"chunked_prefill_size": CASE.chunk},
+    ) as ready:
+        yield ready
+
+
+async def _nothing_held(engines: Rig, limit_s: float = 2.0) -> bool:
+    """Return whether both engines hold no KV and no room within the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                loads = [engines.engines[role].load() for role in PAIR]
+                if not any(
+                    load.kv_used_tokens or load.running or load.waiting or load.open_rooms
+                    for load in loads
+                ):
+                    return True
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return False
+
+
+async def test_the_pair_answers_as_the_aggregated_engine(engines: Rig, model: ModelFolder):
+    """20 prompts one by one and 20 at once give equal tokens, and every expected byte moved."""
+    result = await compare_on(engines, CASE, model)
+    assert result.problems == ()
+    assert (result.sequential, result.concurrent) == (20, 20)
+    assert result.chunks >= 3000 // CASE.chunk
+    assert result.moved == result.expected
+    assert await _nothing_held(engines)
+
+
+async def test_the_cards_of_all_three_are_equal(engines: Rig):
+    """What may exchange KV, and the baseline, describe the same model and memory."""
+    cards = [ready.card for ready in engines.ready.values()]
+    assert {card.digest for card in cards} == {cards[0].digest}
+    assert cards[0].kv_dtype == "float32"
+    assert cards[0].page_size == CASE.page_size
+    assert cards[0].engine_version == "0.5.23"
+
+
+async def test_the_transfer_is_reported(engines: Rig, model: ModelFolder):
+    """Lane, bytes, tokens and times of one request are known on both sides."""
+    ids = prompt(model.path, 1000, 51)
+    answer = await engines.split(ids, greedy(4))
+    assert isinstance(answer.prefill, JobFinished)
+    assert isinstance(answer.last, JobFinished)
+    for end in (answer.prefill, answer.last):
+        assert end.transfer is not None
+        assert end.transfer.lane is Lane.SYSV
+        assert end.transfer.moved_bytes == end.transfer.expected_bytes
+        assert end.transfer.tokens == 1000
+    assert answer.prefill.forward_s > 0
+    assert 0 < answer.last.wait_kv_s < answer.total_s
+    assert answer.last.completion_tokens == 4
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Which sides run, which are told, and when."""
+
+    started: tuple[Role, ...]
+    told: tuple[Role, ...]
+    tokens: int
+    wait_s: float
+
+
+ABORTS = {
+    "prefill waits for decode": Abort(PAIR[:1], PAIR[:1], 7000, 0.2),
+    "decode waits for prefill": Abort(PAIR[1:], PAIR[1:], 7000, 0.2),
+    "just sent": Abort(PAIR, PAIR, 1500, 0.0),
+    "just sent, prefill told": Abort(PAIR, PAIR[:1], 1500, 0.0),
+    "just sent, decode told": Abort(PAIR, PAIR[1:], 1500, 0.0),
+    "prefilling": Abort(PAIR, PAIR, 7000, 0.2),
+    "prefilling, prefill told": Abort(PAIR, PAIR[:1], 7000, 0.2),
+    "prefilling, decode told": Abort(PAIR, PAIR[1:], 7000, 0.2),
+    "decoding": Abort(PAIR, PAIR, 300, 0.3),
+    "decoding, decode told": Abort(PAIR, PAIR[1:], 300, 0.3),
+}
+
+
+@pytest.mark.parametrize("case", ABORTS)
+async def test_an_abort_frees_everything(engines: Rig, model: ModelFolder, case: str):
+    """In each phase, told to one side or both, no token of KV and no room is held after 2 s."""
+    abort = ABORTS[case]
+    started, aimed, length = abort.started, abort.told, abort.tokens
+    job, room = new_job(), new_room_id()
+    ids, sampling = prompt(model.path, length, int(room) % 10**6), greedy(1000)
+    kinds = {Role.PREFILL: JobKind.PREFILL, Role.DECODE: JobKind.DECODE}
+    source = engines.ready[Role.PREFILL].address
+    running = [
+        asyncio.create_task(
+            engines.end_of(role, job_for(kinds[role], ids, sampling, job, room, source))
+        )
+        for role in started
+    ]
+    await asyncio.sleep(abort.wait_s)
+    for role in aimed:
+        await engines.engines[role].abort(job)
+    ends = await asyncio.wait_for(asyncio.gather(*running), 5)
+    assert await _nothing_held(engines)
+    for role, end in zip(started, ends, strict=True):
+        if isinstance(end, JobFailed):
+            # A side that was not told, and whose peer never came, gives up by itself.
+            alone = (ErrorCode.DEADLINE,) if role not in aimed else ()
+            assert end.code in (ErrorCode.CANCELLED, *alone), end
+        else:
+            # Prefill had handed over before it was told.
+            assert role is Role.PREFILL
+    answer = await engines.split(prompt(model.path, 40, int(room) % 9999), greedy(2))
+    assert answer.failure == ""
+
+
+async def test_a_request_that_nobody_meets_ends_by_its_deadline(engines: Rig, model: ModelFolder):
+    """Each side gives up after the plane's time, with a reason, and holds nothing."""
+    ids, source = prompt(model.path, 200, 77), engines.ready[Role.PREFILL].address
+    prefill, decode = await asyncio.gather(
+        engines.end_of(Role.PREFILL, job_for(JobKind.PREFILL, ids, greedy(2))),
+        engines.end_of(Role.DECODE, job_for(JobKind.DECODE, ids, greedy(2), source=source)),
+    )
+    assert isinstance(prefill, JobFailed)
+    assert isinstance(decode, JobFailed)
+    assert (prefill.code, decode.code) == (ErrorCode.DEADLINE, ErrorCode.DEADLINE)
+    assert await _nothing_held(engines)
+
+
+async def test_an_address_of_nobody_is_the_end_of_the_request_only(
+    engines: Rig, model: ModelFolder
+):
+    """A prefill engine that does not exist is a lost prefill, and the next request is served."""
+    nobody = PeerAddress(incarnation="0" * 16, host="nowhere", workers={})
+    ids = prompt(model.path, 200, 78)
+    end = await engines.end_of(Role.DECODE, job_for(JobKind.DECODE, ids, greedy(2), source=nobody))
+    assert isinstance(end, JobFailed)
+    assert end.code in (ErrorCode.PREFILL_LOST, ErrorCode.LANE_REFUSED)
+    assert (await engines.split(ids, greedy(2))).failure == ""
+    assert await _nothing_held(engines)
+
+
+async def test_a_prompt_that_cannot_fit_is_refused(engines: Rig, model: ModelFolder):
+    """Each engine refuses it at once, and goes on."""
+    ids = prompt(model.path, 8300, 79)
+    end = await engines.end_of(Role.AGGREGATED, job_for(JobKind.AGGREGATED, ids, greedy(2)))
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert (await engines.aggregated(ids[:50], greedy(2))).failure == ""

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libs.engine.sgl.link import BackendLink
+from libs.sglang_plugins.link import HostLink
+from proto.backend import PlaneFigures, PlaneOpened, RoomClosed
+from proto.ids import Room
+from proto.kv import PeerAddress
+
+OPENED = PlaneOpened(
+    address=PeerAddress(incarnation="a" * 16, host="h", workers={"tcp": b"x" * 300}),
+    kv_dtype="float32",
+    kv_layout="nhd",
+    page_size=16,
+    page_bytes=8192,
+    row_bytes=1600,
+    buffers=4,
+)
+
+
+@pytest.fixture
+def link() -> Iterator[BackendLink]:
+    """Return a link made before there is a loop, as the host makes it."""
+    made = BackendLink()
+    yield made
+    made.close()
+
+
+def test_the_opening_is_known_without_a_loop(link: BackendLink):
+    """SGLang starts before any loop runs; what was sent meanwhile waits in the socket."""
+    sender = HostLink(link.path)
+    sender.send(OPENED)
+    link.drain()
+    assert link.opened == OPENED
+    path = Path(link.path)
+    link.hide()
+    assert not path.parent.exists()
+    sender.send(RoomClosed(room=Room(1)))
+    sender.close()
+
+
+async def test_rooms_and_counters_arrive_on_the_loop(link: BackendLink):
+    """Each closed room is told once; counters are kept."""
+    before = await asyncio.to_thread(HostLink, link.path)
+    before.send(OPENED)
+    link.drain()
+    closed: list[RoomClosed] = []
+    link.serve(asyncio.get_running_loop(), closed.append)
+    later = await asyncio.to_thread(HostLink, link.path)
+    later.send(RoomClosed(room=Room(1)))
+    before.send(RoomClosed(room=Room(2)))
+    before.figures(3, 4)
+    async with asyncio.timeout(5):
+        while len(closed) < 2 or link.figures.open_rooms == 0:
+            await asyncio.sleep(0.01)
+    assert {message.room for message in closed} == {1, 2}
+    assert link.figures == PlaneFigures(open_rooms=3, dropped_chunks=4)
+    before.close()
+    later.close()
+
+
+async def test_a_dead_scheduler_does_not_spin_the_loop(link: BackendLink):
+    """An end that closed is forgotten."""
+    link.serve(asyncio.get_running_loop(), lambda _message: None)
+    sender = await asyncio.to_thread(HostLink, link.path)
+    sender.send(OPENED)
+    await asyncio.sleep(0.05)
+    sender.close()
+    await asyncio.sleep(0.05)
+    assert link._peers == []

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libs.transfer.api import RoomState, TransferFailure
+from proto.errors import ErrorCode
+
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+
+
+@pytest.fixture
+def sender(load: Callable[[str], ModuleType], backend: Any) -> Any:
+    """Return a sender of room 7."""
+    return load("sender").UcxSender(
+        mgr=backend, bootstrap_addr="prefill:1", bootstrap_room=7, req_has_disagg_prefill_dp_rank=0
+    )
+
+
+def _handle(backend: Any) -> Any:
+    return backend.plane.handles[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "poll"),
+    [
+        (RoomState.WAITING, BOOTSTRAPPING),
+        (RoomState.READY, WAITING),
+        (RoomState.MOVING, TRANSFERRING),
+        (RoomState.DONE, SUCCESS),
+        (RoomState.FAILED, FAILED),
+    ],
+)
+def test_each_state_has_its_poll_value(sender: Any, backend: Any, state: RoomState, poll: int):
+    """SGLang sees the state of the room, and the backend hears of the end exactly once."""
+    _handle(backend).state = state
+    assert sender.poll() == poll
+    assert sender.poll() == poll
+    assert backend.concluded == ([7] if poll in (SUCCESS, FAILED) else [])
+
+
+def test_chunks_carry_their_place_and_the_last_one_the_row(sender: Any, backend: Any):
+    """Pages keep their order over chunks, after those that decode already holds."""
+    _handle(backend).skip_pages = 2
+    assert sender.pop_decode_prefix_len() == 32
+    sender.init(5, 3)
+    sender.send(np.array([9, 8, 7], dtype=np.int32))
+    sender.send(np.array([6, 5], dtype=np.int32))
+    assert _handle(backend).pushed == [
+        ([9, 8, 7], 2, False, None),
+        ([6, 5], 5, True, 3),
+    ]
+
+
+def test_an_empty_last_chunk_is_still_sent(sender: Any, backend: Any):
+    """When decode holds all pages, the row must travel nevertheless."""
+    sender.init(0, 4)
+    assert sender.should_send_kv_chunk(0, last_chunk=True)
+    assert not sender.should_send_kv_chunk(0, last_chunk=False)
+    sender.send(np.array([], dtype=np.int32))
+    assert _handle(backend).pushed == [([], 0, True, 4)]
+
+
+def test_events_of_the_device_are_awaited_before_pages_are_read(sender: Any, backend: Any):
+    """Pages are pushed only after the device has written them and their numbers."""
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def synchronize(self) -> None:
+            assert not _handle(backend).pushed
+            seen.append(self.name)
+
+    sender.init(1, 0)
+    sender._early_send_wait_event = Event("pages")
+    sender.send(np.array([1], dtype=np.int32), indices_event=Event("numbers"))
+    assert seen == ["pages", "numbers"]
+    assert sender._early_send_wait_event is None
+
+
+def test_nothing_is_sent_after_an_abort(sender: Any, backend: Any):
+    """An aborted sender reads no page any more and says why it failed."""
+    sender.init(1, 0)
+    sender.abort()
+    sender.send(np.array([1], dtype=np.int32))
+    assert _handle(backend).pushed == []
+    assert sender.failed
+    with pytest.raises(Exception, match="aborted by the prefill engine"):
+        sender.failure_exception()
+    sender.clear()
+    assert backend.concluded == [7]
+
+
+def test_a_failure_is_told_in_the_words_of_the_plane(sender: Any, backend: Any):
+    """SGLang's log carries the reason."""
+    _handle(backend).state = RoomState.FAILED
+    _handle(backend).failure = TransferFailure(ErrorCode.DECODE_LOST, "decode is gone")
+    assert sender.poll() == FAILED
+    with pytest.raises(Exception, match="decode is gone"):
+        sender.failure_exception()
