@@ -99,6 +99,8 @@ class RequestRecord(Message, frozen=True, kw_only=True):
     usage: Usage | None = None
     ended_ms: int | None = None
     cleaned: Cleaned = Cleaned()
+    traceparent: str | None = None
+    """W3C context of the request, for what happens to its leases after its end."""
 
     @property
     def ended(self) -> bool:

@@ -226,7 +226,9 @@ class _Process(Generic[SettingsT]):
         while True:
             before = self._clock.monotonic()
             await self._clock.sleep(_LAG_PERIOD_S)
-            observe(names.EVENT_LOOP_LAG, self._clock.monotonic() - before - _LAG_PERIOD_S)
+            # Timers of a loop may fire a little early: it counts in whole milliseconds.
+            late = self._clock.monotonic() - before - _LAG_PERIOD_S
+            observe(names.EVENT_LOOP_LAG, max(0.0, late))
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:

@@ -8,9 +8,11 @@ from libs.telemetry.logs import get_logger, log_context
 from libs.telemetry.metrics import count, gauge, metrics_text, observe
 from libs.telemetry.setup import Telemetry, setup_telemetry
 from libs.telemetry.traces import (
+    Attribute,
     SpanKind,
     attach,
     linked_root,
+    mark_failed,
     record_span,
     set_attributes,
     span,
@@ -19,6 +21,7 @@ from libs.telemetry.traces import (
 )
 
 __all__ = [
+    "Attribute",
     "SpanKind",
     "Telemetry",
     "attach",
@@ -28,6 +31,7 @@ __all__ = [
     "get_logger",
     "linked_root",
     "log_context",
+    "mark_failed",
     "metrics_text",
     "names",
     "observe",

@@ -18,6 +18,7 @@ __all__ = [
     "GEN_AI_REQUEST_TOP_P",
     "GEN_AI_RESPONSE_ID",
     "GEN_AI_RESPONSE_MODEL",
+    "GEN_AI_TIME_TO_FIRST_CHUNK",
     "HTTP_METHOD",
     "HTTP_ROUTE",
     "HTTP_STATUS",
@@ -47,7 +48,9 @@ __all__ = [
     "ROLE",
     "ROUTE_CANDIDATES",
     "ROUTE_DECISION",
+    "ROUTE_DECODE",
     "ROUTE_POLICY",
+    "ROUTE_PREFILL",
     "ROUTE_PREFIX_HIT_TOKENS",
     "ROUTE_QUEUED_S",
     "URL_PATH",
@@ -79,6 +82,7 @@ GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
 GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
 GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
 GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 GEN_AI_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
@@ -91,6 +95,8 @@ WORKER_INCARNATION = "pdbus.worker.incarnation"
 ROUTE_POLICY = "pdbus.route.policy"
 ROUTE_CANDIDATES = "pdbus.route.candidates"
 ROUTE_DECISION = "pdbus.route.decision"
+ROUTE_PREFILL = "pdbus.route.prefill"
+ROUTE_DECODE = "pdbus.route.decode"
 ROUTE_QUEUED_S = "pdbus.route.queued_s"
 ROUTE_PREFIX_HIT_TOKENS = "pdbus.route.prefix_hit_tokens"
 PREFILL_CHUNKS = "pdbus.prefill.chunks"

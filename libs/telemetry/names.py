@@ -321,6 +321,7 @@ INVARIANT_VIOLATIONS = Counter(
 # Spans of work (a caller waits: child; nobody waits: new root with a link)
 
 SPAN_GATEWAY_PLACE = "gateway.place"
+SPAN_GATEWAY_WARM_UP = "gateway.warm_up"
 SPAN_GATEWAY_STREAM = "gateway.stream"
 SPAN_ROUTER_PLAN = "router.plan"
 SPAN_ROUTER_QUEUE = "router.queue"

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.telemetry.attributes import ERROR_TYPE
@@ -29,6 +29,7 @@ __all__ = [
     "attach",
     "linked_root",
     "make_tracer_provider",
+    "mark_failed",
     "otlp_enabled",
     "record_span",
     "set_attributes",
@@ -37,13 +38,12 @@ __all__ = [
     "traceparent",
 ]
 
-Attribute = str | int | float | bool
+Attribute = str | int | float | bool | tuple[str, ...]
 """A value of a span attribute."""
 
 _SCOPE = "pdbus"
-_QUEUE_SPANS = 4096
-_BATCH_SPANS = 512
 _EXPORT_EVERY_MS = 1000
+_QUEUE_SPANS = 4096
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -71,7 +71,7 @@ def span(
         try:
             yield current
         except BaseException as error:
-            _fail(current, error)
+            _mark(current, _error_type(error))
             raise
 
 
@@ -87,8 +87,7 @@ def record_span(
     tracer = trace.get_tracer(_SCOPE)
     stage = tracer.start_span(name, attributes=attributes, start_time=_to_ns(start_ms))
     if error_type is not None:
-        stage.set_attribute(ERROR_TYPE, error_type)
-        stage.set_status(Status(StatusCode.ERROR))
+        _mark(stage, error_type)
     stage.end(end_time=_to_ns(max(start_ms, end_ms)))
 
 
@@ -98,13 +97,20 @@ def linked_root(
     parent: tuple[str | None, str | None],
     attributes: Mapping[str, Attribute] | None = None,
 ) -> Generator[Span]:
-    """Run a block as the root of a new trace with a link: for work that nobody waits for."""
+    """Run a block as the root of a new trace with a link: for work that nobody waits for.
+
+    What follows from a request that was not sampled is not sampled either.
+    """
     origin = trace.get_current_span(_extract(*parent)).get_span_context()
     links = [Link(origin)] if origin.is_valid else []
+    silent = origin.is_valid and not origin.trace_flags.sampled
+    context = (
+        trace.set_span_in_context(NonRecordingSpan(origin), Context()) if silent else Context()
+    )
     tracer = trace.get_tracer(_SCOPE)
     with tracer.start_as_current_span(
         name,
-        context=Context(),
+        context=context,
         attributes=attributes,
         links=links,
         record_exception=False,
@@ -113,8 +119,13 @@ def linked_root(
         try:
             yield current
         except BaseException as error:
-            _fail(current, error)
+            _mark(current, _error_type(error))
             raise
+
+
+def mark_failed(error_type: str) -> None:
+    """Mark the current span as failed, where no exception passes through it."""
+    _mark(trace.get_current_span(), error_type)
 
 
 def set_attributes(**attributes: Attribute) -> None:
@@ -170,12 +181,16 @@ def make_tracer_provider(resource: Resource) -> TracerProvider:
         provider.add_span_processor(
             BatchSpanProcessor(
                 OTLPSpanExporter(),
-                max_queue_size=_QUEUE_SPANS,
-                max_export_batch_size=_BATCH_SPANS,
-                schedule_delay_millis=_EXPORT_EVERY_MS,
+                max_queue_size=_unless_set("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SPANS),
+                schedule_delay_millis=_unless_set("OTEL_BSP_SCHEDULE_DELAY", _EXPORT_EVERY_MS),
             )
         )
     return provider
+
+
+def _unless_set(variable: str, value: int) -> int | None:
+    """Return our choice, or None where the operator's variable decides."""
+    return None if os.environ.get(variable) else value
 
 
 def _extract(traceparent: str | None, tracestate: str | None) -> Context:
@@ -187,16 +202,19 @@ def _extract(traceparent: str | None, tracestate: str | None) -> Context:
     return _propagator.extract(carrier, context=Context())
 
 
-def _fail(current: Span, error: BaseException) -> None:
+def _error_type(error: BaseException) -> str:
     match error:
         case PdbusError():
-            kind = str(error.code)
+            return str(error.code)
         case asyncio.CancelledError() | GeneratorExit():
-            kind = str(ErrorCode.CANCELLED)
+            return str(ErrorCode.CANCELLED)
         case _:
-            kind = type(error).__name__
-    current.set_attribute(ERROR_TYPE, kind)
-    current.set_status(Status(StatusCode.ERROR))
+            return type(error).__name__
+
+
+def _mark(failed: Span, error_type: str) -> None:
+    failed.set_attribute(ERROR_TYPE, error_type)
+    failed.set_status(Status(StatusCode.ERROR))
 
 
 def _to_ns(unix_ms: float) -> int:

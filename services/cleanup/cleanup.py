@@ -15,7 +15,16 @@ from libs.clock.api import Clock
 from libs.fleet import Announcer, Fleet, FleetListener, Member
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
-from libs.telemetry import count, get_logger, names, observe
+from libs.telemetry import (
+    Attribute,
+    attributes,
+    count,
+    get_logger,
+    linked_root,
+    names,
+    observe,
+    set_attributes,
+)
 from proto import subjects
 from proto.control import Abort, Aborted
 from proto.errors import PdbusError
@@ -158,7 +167,17 @@ class CleanupService:
             return
         if watched.orders == 0:
             count(names.CLEANUP_ORPHANS, reason=reason)
-        await self._order(watched, reason)
+        ref = watched.ref
+        facts: dict[str, Attribute] = {
+            attributes.REQUEST_ID: ref.rid,
+            attributes.ATTEMPT: ref.attempt,
+            attributes.LEASE_SIDE: str(ref.side),
+            attributes.LEASE_AGE_S: round(ref.age_s, 3),
+        }
+        # Nobody waits for this: it is no part of the request's trace, but points to it.
+        origin = found.value.traceparent if found else None
+        with linked_root(names.SPAN_CLEANUP_RECLAIM, (origin, None), facts):
+            await self._order(watched, reason)
 
     async def _order(self, watched: Watched, reason: str) -> None:
         watched.ordered_s = self._clock.monotonic()
@@ -171,6 +190,7 @@ class CleanupService:
         except (BusError, PdbusError) as error:
             outcome = type(error).__name__
             get_logger().warning("release not obeyed", rid=watched.ref.rid, error=str(error))
+        set_attributes(**{attributes.RECLAIM_OUTCOME: outcome})
         count(names.CLEANUP_ORDERS, outcome=outcome, role=str(watched.owner.role))
 
     # Requests

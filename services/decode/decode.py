@@ -20,7 +20,7 @@ from proto.ledger import Mode
 from proto.workers import Role
 from services.decode.claim import claim
 from services.decode.slots import Slots
-from services.decode.stages import tell_stages
+from services.decode.stages import tell_cut, tell_stages
 
 __all__ = ["DecodeService"]
 
@@ -132,7 +132,7 @@ class DecodeService:
                 await self._finish(attempt, start, output, first_ms)
             else:
                 claimed.cancel()
-                await self._break(attempt, start, output)
+                await self._break(attempt, start, output, first_ms)
 
     async def _settle_claim(
         self, attempt: Attempt, claimed: asyncio.Task[ErrorCode | None]
@@ -176,8 +176,11 @@ class DecodeService:
         await self.worker.say(attempt, chunk)
         tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
 
-    async def _break(self, attempt: Attempt, start: DecodeStart, failed: JobFailed) -> None:
+    async def _break(
+        self, attempt: Attempt, start: DecodeStart, failed: JobFailed, first_ms: float | None
+    ) -> None:
         attempt.quiet = True
+        tell_cut(self.worker.chronicle, attempt, failed.code, first_ms)
         if failed.transfer is not None and start.source is not None:
             get_logger().warning(
                 "kv transfer failed",

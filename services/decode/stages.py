@@ -6,11 +6,12 @@ from libs.chronicle import Chronicle
 from libs.telemetry import count, names, observe
 from libs.worker import Attempt
 from proto.decode import DecodeStart
+from proto.errors import ErrorCode
 from proto.events import EventKind
 from proto.host import JobFinished
 from proto.kv import Lane
 
-__all__ = ["tell_stages"]
+__all__ = ["tell_cut", "tell_stages"]
 
 
 def tell_stages(
@@ -39,6 +40,18 @@ def tell_stages(
         tokens=attempt.produced,
         finish=str(done.finish),
     )
+
+
+def tell_cut(
+    chronicle: Chronicle, attempt: Attempt, code: ErrorCode, first_ms: float | None
+) -> None:
+    """Tell how far an attempt came that broke off just now."""
+    rid, number = attempt.rid, attempt.number
+    if first_ms is None:
+        chronicle.cut(EventKind.STAGE_FIRST_TOKEN, rid, number, attempt.started_ms, code)
+    else:
+        tokens = attempt.produced
+        chronicle.cut(EventKind.STAGE_DECODE, rid, number, first_ms, code, tokens=tokens)
 
 
 def _tell_prefill(chronicle: Chronicle, attempt: Attempt, done: JobFinished) -> None:

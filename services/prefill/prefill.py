@@ -91,6 +91,13 @@ class PrefillService:
                 await worker.say(attempt, done)
             elif isinstance(output, JobFailed):
                 attempt.quiet = True
+                worker.chronicle.cut(
+                    EventKind.STAGE_PREFILL,
+                    attempt.rid,
+                    attempt.number,
+                    attempt.started_ms,
+                    output.code,
+                )
                 await worker.fail(attempt, output.code, output.detail)
 
     def _tell(self, attempt: Attempt, done: JobFinished) -> None:

@@ -10,7 +10,7 @@ from libs.clock.api import Clock
 from libs.fleet import Announcer, Fleet, FleetListener
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
-from libs.telemetry import get_logger
+from libs.telemetry import attributes, get_logger, names, span
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Incarnation, InstanceId, new_request_id, tenant_hash
 from proto.sampling import SamplingParams
@@ -141,10 +141,11 @@ class GatewayFleet:
             deadline_ms=now_ms + int(_WARM_UP_S * 1000),
         )
         try:
-            live = await self._calls.open(call)
-            async with aclosing(live.deltas()) as deltas:
-                async for _ in deltas:
-                    continue
+            with span(names.SPAN_GATEWAY_WARM_UP, {attributes.REQUEST_ID: call.rid}):
+                live = await self._calls.open(call)
+                async with aclosing(live.deltas()) as deltas:
+                    async for _ in deltas:
+                        continue
         except PdbusError as error:
             if error.code is ErrorCode.CANCELLED:
                 return

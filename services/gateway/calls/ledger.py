@@ -8,7 +8,7 @@ import msgspec
 
 from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown
 from libs.clock.api import Clock
-from libs.telemetry import count, names
+from libs.telemetry import count, names, traceparent
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import RequestId
 from proto.ledger import RequestRecord, RequestState, Sink, Usage
@@ -53,6 +53,7 @@ class Ledger:
             digest=call.digest,
             deadline_ms=call.deadline_ms,
             created_ms=self._clock.unix_ms(),
+            traceparent=traceparent()[0],
         )
         for _ in range(_ACCEPT_TRIES):
             try:

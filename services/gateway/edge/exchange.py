@@ -14,12 +14,14 @@ from libs.telemetry import (
     attributes,
     get_logger,
     log_context,
+    mark_failed,
     names,
     observe,
     set_attributes,
     span,
+    trace_id,
 )
-from proto.errors import PdbusError
+from proto.errors import ErrorCode, PdbusError
 from proto.ids import RequestId, new_request_id
 
 __all__ = ["OTHER", "Exchange", "Exchanges", "exchange_of", "header"]
@@ -132,22 +134,17 @@ class Exchanges:
             attributes.URL_PATH: scope["path"],
             attributes.REQUEST_ID: exchange.rid,
         }
-        try:
-            with attach(*parent), span(_method(scope), facts, kind=SpanKind.SERVER) as current:
+        with attach(*parent), span(_method(scope), facts, kind=SpanKind.SERVER) as current:
+            # The log line is written when the span has ended.
+            exchange.facts["trace_id"] = trace_id()
+            try:
                 await self._app(scope, receive, send)
-                current.update_name(f"{_method(scope)} {exchange.route}")
-                set_attributes(
-                    **{
-                        attributes.HTTP_ROUTE: exchange.route,
-                        attributes.HTTP_STATUS: exchange.status_or_fate,
-                    }
-                )
-                if exchange.outcome == "failed" and exchange.failure is not None:
-                    # Answered already; passing through the span marks it as failed.
-                    raise exchange.failure
-        except PdbusError as error:
-            if error is not exchange.failure:
-                raise
+            finally:
+                if exchange.route != OTHER:
+                    current.update_name(f"{_method(scope)} {exchange.route}")
+                    set_attributes(**{attributes.HTTP_ROUTE: exchange.route})
+                set_attributes(**{attributes.HTTP_STATUS: exchange.status_or_fate})
+                _mark(exchange)
 
     def _close(self, exchange: Exchange, scope: Scope) -> None:
         duration_s = self._clock.monotonic() - exchange.started_s
@@ -181,6 +178,17 @@ class Exchanges:
 
 def _usable(value: str) -> bool:
     return 0 < len(value) <= _MAX_ID and value.isascii() and value.isprintable()
+
+
+def _mark(exchange: Exchange) -> None:
+    """Tell the current span what went wrong; a refusal is the client's fault, not a failed span."""
+    if exchange.abandoned:
+        slow = exchange.abandoned == ErrorCode.SLOW_CLIENT
+        mark_failed(str(ErrorCode.SLOW_CLIENT if slow else ErrorCode.CANCELLED))
+    elif exchange.failure is not None and exchange.outcome == "failed":
+        mark_failed(str(exchange.failure.code))
+    elif exchange.failure is not None:
+        set_attributes(**{attributes.ERROR_TYPE: str(exchange.failure.code)})
 
 
 def _method(scope: Scope) -> str:

@@ -118,6 +118,7 @@ class Tally:
         observe(names.GATEWAY_TTFT, first_s, model_name=model)
         observe(names.GEN_AI_TIME_TO_FIRST_TOKEN, first_s, **common)
         exchange.facts["first_token_s"] = round(first_s, 4)
+        set_attributes(**{attributes.GEN_AI_TIME_TO_FIRST_CHUNK: round(first_s, 6)})
         later = self.usage.completion_tokens - 1 if self.usage is not None else 0
         if later > 0:
             # The mean over the request: one value a token would cost more than the token's write.
@@ -141,7 +142,7 @@ class Tally:
             **{
                 attributes.GEN_AI_RESPONSE_MODEL: model,
                 attributes.GEN_AI_RESPONSE_ID: answer_id,
-                attributes.GEN_AI_FINISH_REASONS: str(self.finish),
+                attributes.GEN_AI_FINISH_REASONS: (str(self.finish),),
                 attributes.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
                 attributes.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
                 attributes.GEN_AI_CACHED_TOKENS: usage.cached_tokens,
