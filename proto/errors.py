@@ -29,6 +29,8 @@ class ErrorCode(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
     BODY_TIMEOUT = "body_timeout"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    RESULT_EXPIRED = "result_expired"
+    ALREADY_CANCELLED = "already_cancelled"
     SATURATED = "saturated"
     NO_WORKER = "no_worker"
     NO_ROUTER = "no_router"
@@ -82,6 +84,7 @@ def _row(  # noqa: PLR0913 - one argument a column
 
 
 _BAD = "invalid_request_error"
+_CONFLICT = "conflict_error"
 _LIMIT = "rate_limit_error"
 _SERVER = "server_error"
 _C = ErrorCode
@@ -100,6 +103,8 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
         _row(_C.REQUEST_TOO_LARGE, 413, _BAD, "The request is too large.", public=True),
         _row(_C.BODY_TIMEOUT, 408, "timeout", "The body came too slowly.", retry=True, public=True),
         _row(_C.IDEMPOTENCY_KEY_REUSED, 422, _BAD, "This key was used with another body."),
+        _row(_C.RESULT_EXPIRED, 409, _CONFLICT, "The request is done; its answer is kept no more."),
+        _row(_C.ALREADY_CANCELLED, 409, _CONFLICT, "The request with this key was cancelled."),
         _row(_C.SATURATED, 429, _LIMIT, "All decode slots are taken; try again.", retry=True),
         _row(_C.NO_WORKER, 503, _SERVER, "No worker can serve this model now.", retry=True),
         _row(_C.NO_ROUTER, 503, _SERVER, "No router answers now.", retry=True),

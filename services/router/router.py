@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from libs.bus.api import Bus, Endpoint, Store, Subscription
+from libs.bus.patience import until_up
 from libs.clock.api import Clock
 from libs.fleet import Announcer, Fleet, FleetListener, Member
 from libs.fleet.announcer import Presence
@@ -88,7 +91,8 @@ class RouterService:
             Endpoint("place", subjects.ROUTER_PLACE, Place, self._place, subjects.GROUP_ROUTER),
             Endpoint("claim", subjects.ROUTER_CLAIM, Claim, self._claim, subjects.GROUP_ROUTER),
         ):
-            self._served.append(await self._bus.serve(endpoint))
+            served = await until_up(self._clock, partial(self._bus.serve, endpoint))
+            self._served.append(served)
         self._state = WorkerState.READY
         self._announcer.hurry()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.clock.system import SystemClock
-from libs.models.vocabulary import write_byte_tokenizer
+from libs.models.vocabulary import byte_vocabulary, write_tokenizer
 from libs.text import ModelText
 from proto.errors import PdbusError
 from proto.gateway import FinishReason
@@ -74,6 +74,7 @@ class ScriptedLive:
         self.call = call
         self.rid = call.rid
         self.pending = pending
+        self.created_ms = 5_000
         self.cancels: list[str] = []
         self.hanging = asyncio.Event()
         self._script = script
@@ -141,7 +142,7 @@ class StillFleet:
 
 def toy_text(folder: Path) -> ModelText:
     """Return a model whose tokens are bytes."""
-    write_byte_tokenizer(folder)
+    write_tokenizer(folder, byte_vocabulary())
     config = {"max_position_embeddings": CONTEXT, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return ModelText.load(folder)
