@@ -130,11 +130,18 @@ class Follower:
             self._decode_heard_s = now - _SILENT_S
 
     def _failure(self, failed: AttemptFailed) -> Exception:
-        ref = self._placement.prefill if failed.role is Role.PREFILL else self._placement.decode
         if failed.code is ErrorCode.CANCELLED:
             return PdbusError(failed.code, failed.detail)
-        suspects = (ref,) if ref is not None else ()
-        return AttemptLost(failed.code, failed.detail, *suspects)
+        # Whoever tells of a loss is not always who was lost: decode tells of a dead prefill.
+        placement = self._placement
+        sides: dict[ErrorCode, tuple[WorkerRef | None, ...]] = {
+            ErrorCode.PREFILL_LOST: (placement.prefill,),
+            ErrorCode.DECODE_LOST: (placement.decode,),
+            ErrorCode.KV_TRANSFER_FAILED: (placement.prefill, placement.decode),
+        }
+        teller = placement.prefill if failed.role is Role.PREFILL else placement.decode
+        suspects = sides.get(failed.code, (teller,))
+        return AttemptLost(failed.code, failed.detail, *(ref for ref in suspects if ref))
 
     def _check_deadline(self) -> None:
         if self._clock.unix_ms() >= self._call.deadline_ms:
