@@ -49,7 +49,7 @@ test: setup-dev ## Run the default suite (PYTEST="args" narrows it).
 	@$(BIN)/python -m pytest $(PYTEST)
 
 sim: setup-dev ## Run the simulator on SEEDS seeds.
-	@PDBUS_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim -q
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token by token.
 	@$(BIN)/python -m ops.bench.parity

@@ -1,4 +1,4 @@
-"""Subscribing for as long as it takes: a service that starts during an outage must not stay deaf."""
+"""Subscribing for as long as it takes: a start during an outage must not leave a service deaf."""
 
 from __future__ import annotations
 

@@ -234,8 +234,11 @@ class Worker:
 
     async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
         """Tell that the attempt is over; an aborted one has nobody who listens."""
-        if attempt.aborted is not None and code is ErrorCode.CANCELLED:
-            return
+        if code is ErrorCode.CANCELLED:
+            if attempt.aborted is not None:
+                return
+            # Nobody ordered it: the other side has given up the transfer.
+            code = ErrorCode.KV_TRANSFER_FAILED
         self.chronicle.fact(
             EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
         )

@@ -20,7 +20,7 @@ from libs.bus.api import (
 )
 from libs.clock.api import Clock
 from libs.fleet import Fleet
-from libs.telemetry import count, get_logger, names, observe
+from libs.telemetry import Attribute, attributes, count, get_logger, names, observe, span
 from proto import subjects
 from proto.control import Abort, Aborted
 from proto.decode import Reserve, Reserved
@@ -34,6 +34,7 @@ from services.router.turns import Turns
 
 __all__ = ["Placing"]
 
+_POLICY = "least_loaded"
 _RPC_S = 0.5
 _START_WINDOW_S = 5.0
 """A reservation dies this long after the plan unless its start has come."""
@@ -82,6 +83,17 @@ class Placing:
             PdbusError: no_worker, version_mismatch, saturated (the queue is full), cancelled,
                 stale_attempt, unknown_request, prefill_lost, bus_unavailable.
         """
+        facts: dict[str, Attribute] = {
+            attributes.REQUEST_ID: ask.rid,
+            attributes.ATTEMPT: ask.attempt,
+            attributes.ROUTE_POLICY: _POLICY,
+        }
+        with span(names.SPAN_ROUTER_PLAN, facts) as current:
+            plan = await self._answer(ask)
+            current.set_attributes(_facts(plan))
+        return Placed(plan=plan, ahead=0 if plan else max(0, len(self._turns) - 1))
+
+    async def _answer(self, ask: Place) -> Plan | None:
         began = self._clock.monotonic()
         try:
             plan = await self._place(ask)
@@ -92,17 +104,17 @@ class Placing:
             raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error)) from error
         if plan is None:
             self._count(ask, "waiting", "")
-            return Placed(plan=None, ahead=max(0, len(self._turns) - 1))
+            return None
         self._count(ask, "placed", "")
         spent = max(0.0, self._clock.monotonic() - began - plan.queued_s)
-        observe(names.ROUTER_DECISION_SECONDS, spent, policy="least_loaded")
-        return Placed(plan=plan)
+        observe(names.ROUTER_DECISION_SECONDS, spent, policy=_POLICY)
+        return plan
 
     def _count(self, ask: Place, decision: str, code: str) -> None:
         mode = str(ask.mode) if ask.mode else "any"
         count(
             names.ROUTER_DECISIONS,
-            policy="least_loaded",
+            policy=_POLICY,
             decision=decision,
             mode=mode,
             error_code=code,
@@ -277,3 +289,20 @@ class Placing:
                 raise PdbusError(ErrorCode.PREFILL_LOST, "the prefill of this plan is gone")
             source = member.heartbeat.address
         return Plan(placement=placement, source=source)
+
+
+def _facts(plan: Plan | None) -> dict[str, Attribute]:
+    """Return what the span of a decision says of it."""
+    if plan is None:
+        return {attributes.ROUTE_DECISION: "waiting"}
+    placement = plan.placement
+    facts: dict[str, Attribute] = {
+        attributes.ROUTE_DECISION: "placed",
+        attributes.ROUTE_CANDIDATES: plan.candidates,
+        attributes.ROUTE_QUEUED_S: plan.queued_s,
+        attributes.ROUTE_DECODE: placement.decode.instance,
+        attributes.MODE: str(placement.mode),
+    }
+    if placement.prefill is not None:
+        facts[attributes.ROUTE_PREFILL] = placement.prefill.instance
+    return facts

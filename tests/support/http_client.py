@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,14 +111,22 @@ class Exchange:
 
     @classmethod
     async def open(
-        cls, port: int, method: str, path: str, body: bytes = b"", kind: str = "application/json"
+        cls,
+        port: int,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        kind: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> Exchange:
         """Connect and send a request."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
+        head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        head += "\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
         return cls(reader, writer)
@@ -166,10 +175,12 @@ class Exchange:
         reply.seconds = asyncio.get_running_loop().time() - self._started
 
 
-async def post(port: int, body: Any, *, timeout_s: float = 30.0) -> Reply:
+async def post(
+    port: int, body: Any, *, timeout_s: float = 30.0, headers: Mapping[str, str] | None = None
+) -> Reply:
     """Send a chat request and read the whole reply; `body` may be bytes or a JSON value."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    exchange = await Exchange.open(port, "POST", "/v1/chat/completions", data)
+    exchange = await Exchange.open(port, "POST", "/v1/chat/completions", data, headers=headers)
     return await exchange.finish(timeout_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from libs.bus import Bus, BusSettings, NatsBus, open_bus
@@ -68,9 +68,13 @@ class Witness:
         """Return all leases that are open, by the last heartbeats."""
         return [lease for beat in self._workers() for lease in beat.leases]
 
-    def report(self) -> str:
-        """Return what was heard, for the report of a failed test."""
-        lines = [f"{e.at_ms:.0f} {e.instance} {e.kind} {e.rid} {e.data}" for e in self.events]
+    def report(self, rids: Collection[str] = ()) -> str:
+        """Return what was heard (of some requests, or of all), for the report of a failed test."""
+        lines = [
+            f"{e.at_ms:.0f} {e.instance} {e.kind} {e.rid} #{e.attempt} {e.data}"
+            for e in self.events
+            if not rids or e.rid in rids
+        ]
         lines += [
             f"{b.instance} {b.state} {b.reason} {b.load} {[x.lease for x in b.leases]}"
             for b in self.beats.values()

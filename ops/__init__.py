@@ -1,0 +1,3 @@
+"""Running pdbus: the command line, benchmarks and deployment files."""
+
+__all__: list[str] = []

@@ -1,0 +1,96 @@
+"""The options that describe a stack, as the user writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from ops.cli.errors import CommandError
+from ops.cli.stack.layout import StackOptions
+
+__all__ = ["STATE_DIR", "StackArguments", "command_line"]
+
+STATE_DIR = Path(".pdbus")
+
+_Count = Annotated[int, Parameter(validator=Number(gte=0, lte=64))]
+_DEFAULT_MODELS = {"sglang": "smollm2", "scripted": "scripted"}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackArguments:
+    """What `up` and `run` take."""
+
+    prefill: _Count = 1
+    """Number of prefill workers."""
+    decode: _Count = 1
+    """Number of decode workers."""
+    aggregated: _Count = 0
+    """Number of workers that do both and need no peer."""
+    gateways: _Count = 1
+    """Number of HTTP processes, on consecutive ports."""
+    routers: _Count = 1
+    """Number of routers."""
+    cleanups: _Count = 1
+    """Number of cleanup processes; one of them acts."""
+    engine: Literal["sglang", "scripted"] = "sglang"
+    """What runs the model; `scripted` needs no weights and answers nonsense, fast."""
+    model: str | None = None
+    """smollm2, tiny, scripted, a local folder, or a hub id."""
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000
+    """Port of the first gateway on 127.0.0.1; 0 takes a free one."""
+    state_dir: Path = STATE_DIR
+    """Where logs, the message store and the record of the stack are kept."""
+    models_dir: Path | None = None
+    """Where prepared models are kept; default: `models` in the state folder."""
+
+    def options(self) -> StackOptions:
+        """Return the options with all defaults filled in and all paths absolute.
+
+        Raises:
+            CommandError: no worker set can answer a request.
+        """
+        if not self.aggregated and not (self.prefill and self.decode):
+            message = "a stack needs a prefill and a decode worker, or an aggregated one"
+            raise CommandError(message)
+        if not self.gateways or not self.routers:
+            message = "a stack needs at least one gateway and one router"
+            raise CommandError(message)
+        state_dir = self.state_dir.expanduser().resolve()
+        model = self.model or _DEFAULT_MODELS[self.engine]
+        local = Path(model).expanduser()
+        return StackOptions(
+            state_dir=state_dir,
+            models_dir=(self.models_dir or state_dir / "models").expanduser().resolve(),
+            prefill=self.prefill,
+            decode=self.decode,
+            aggregated=self.aggregated,
+            gateways=self.gateways,
+            routers=self.routers,
+            cleanups=self.cleanups,
+            engine=self.engine,
+            model=str(local.resolve()) if local.is_dir() else model,
+            port=self.port,
+        )
+
+
+def command_line(options: StackOptions) -> list[str]:
+    """Return arguments of `pdbus up` that give the same options again."""
+    values = {
+        "prefill": options.prefill,
+        "decode": options.decode,
+        "aggregated": options.aggregated,
+        "gateways": options.gateways,
+        "routers": options.routers,
+        "cleanups": options.cleanups,
+        "engine": options.engine,
+        "model": options.model,
+        "port": options.port,
+        "state-dir": options.state_dir,
+        "models-dir": options.models_dir,
+    }
+    return [f"--{name}={value}" for name, value in values.items()]

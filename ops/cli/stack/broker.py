@@ -1,0 +1,40 @@
+"""The nats-server of a stack: one port and one message store for its whole life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libs.bus import ServerNotFound, ServerOptions, find_server, server_config
+from ops.cli.errors import CommandError
+from ops.cli.stack.layout import SlotSpec
+from ops.cli.stack.probe import nats_ready
+
+__all__ = ["broker_slot"]
+
+_STOP_LAST = 9
+
+
+def broker_slot(state_dir: Path, port: int) -> SlotSpec:
+    """Write the server's configuration and return its slot.
+
+    Raises:
+        CommandError: there is no nats-server on this machine.
+    """
+    try:
+        program = find_server()
+    except ServerNotFound as error:
+        raise CommandError(str(error)) from error
+    folder = state_dir / "nats"
+    folder.mkdir(exist_ok=True)
+    config = folder / "nats.conf"
+    options = ServerOptions(port=port, store_dir=str(folder / "jetstream"))
+    config.write_text(server_config(options))
+    return SlotSpec(
+        name="nats-0",
+        role="nats",
+        instance="nats",
+        stop_rank=_STOP_LAST,
+        argv=lambda _port: (str(program), "-c", str(config)),
+        check=nats_ready,
+        port=port,
+    )

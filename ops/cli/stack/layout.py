@@ -1,0 +1,135 @@
+"""Which processes a stack has, and with which arguments each one starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.cli.stack.probe import Check, http_ready
+from proto.ids import Entropy, InstanceId, new_instance
+from proto.workers import Role
+
+__all__ = ["Address", "ModelChoice", "SlotSpec", "StackOptions", "service_slots"]
+
+HOST = "127.0.0.1"
+
+DRAIN_GRACE_S = 5.0
+"""How long requests may go on after the order to stop; less than the supervisor waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What the user asked for."""
+
+    state_dir: Path
+    models_dir: Path
+    """Where prepared models are kept; several stacks may share it."""
+    prefill: int = 1
+    decode: int = 1
+    aggregated: int = 0
+    gateways: int = 1
+    routers: int = 1
+    cleanups: int = 1
+    engine: str = "sglang"
+    model: str = "smollm2"
+    port: int = 8000
+    """Of the first gateway; the others follow. 0 takes free ones."""
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each process writes its log."""
+        return self.state_dir / "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model that is on disk and ready to be loaded."""
+
+    name: str
+    """As clients name it."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the shared parts of a stack listen."""
+
+    nats_url: str
+    gateway_ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """One process that is to be kept alive."""
+
+    name: str
+    role: str
+    instance: str
+    stop_rank: int
+    """Processes of a lower rank are stopped before those of a higher one."""
+    argv: Callable[[int], Sequence[str]]
+    """Makes the command line for a health port."""
+    check: Check
+    port: int | None = None
+    """A fixed health port; None takes a free one at each start."""
+
+
+def service_slots(
+    options: StackOptions, model: ModelChoice, address: Address, entropy: Entropy
+) -> list[SlotSpec]:
+    """Return the services of a stack; those that take longest to start come first."""
+    return list(_services(options, model, address, entropy))
+
+
+def _services(
+    options: StackOptions, model: ModelChoice, address: Address, entropy: Entropy
+) -> Iterator[SlotSpec]:
+    named = ("--model", model.name, "--model-path", str(model.path))
+    engine = ("--engine", options.engine, *named)
+
+    def slot(role: Role, number: int, rank: int, args: Sequence[str]) -> SlotSpec:
+        # An aggregated worker is a decode service that needs no prefill.
+        service = Role.DECODE if role is Role.AGGREGATED else role
+        instance = new_instance(service, entropy)
+        argv = _command(service, instance, address.nats_url, options.state_dir, args)
+        return SlotSpec(f"{role}-{number}", role, instance, rank, argv, http_ready)
+
+    for number in range(options.prefill):
+        yield slot(Role.PREFILL, number, 2, engine)
+    for number in range(options.decode):
+        yield slot(Role.DECODE, number, 2, (*engine, "--mode", "disaggregated"))
+    for number in range(options.aggregated):
+        yield slot(Role.AGGREGATED, number, 2, (*engine, "--mode", "aggregated"))
+    for number, port in enumerate(address.gateway_ports):
+        yield slot(Role.GATEWAY, number, 0, ("--host", HOST, "--port", str(port), *named))
+    for number in range(options.routers):
+        yield slot(Role.ROUTER, number, 1, ())
+    for number in range(options.cleanups):
+        yield slot(Role.CLEANUP, number, 3, ())
+
+
+def _command(
+    service: Role, instance: InstanceId, nats_url: str, state_dir: Path, args: Sequence[str]
+) -> Callable[[int], Sequence[str]]:
+    def command(health_port: int) -> Sequence[str]:
+        return (
+            sys.executable,
+            "-m",
+            f"services.{service}",
+            "--nats",
+            nats_url,
+            "--instance",
+            instance,
+            "--health-port",
+            str(health_port),
+            "--state-dir",
+            str(state_dir),
+            "--drain-grace-s",
+            str(DRAIN_GRACE_S),
+            "--die-with-parent",
+            *args,
+        )
+
+    return command

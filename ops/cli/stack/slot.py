@@ -1,0 +1,151 @@
+"""One supervised process: started, watched until it is ready, and started again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from libs.lifecycle import Tasks
+from ops.cli.stack.backoff import Backoff
+from ops.cli.stack.layout import SlotSpec
+from ops.cli.stack.ports import free_port
+from ops.cli.stack.process import Children, kill_group
+from ops.cli.stack.record import SlotRecord, SlotState
+
+__all__ = ["Slot"]
+
+POLL_S = 0.05
+PATIENT_POLL_S = 0.25
+"""Between two questions to a process that takes longer than `EAGER_S` to get ready."""
+EAGER_S = 8.0
+STEADY_POLL_S = 5.0
+"""Between two questions to a process that is ready."""
+
+
+class Slot:
+    """Keeps one process alive.
+
+    Args:
+        changed: called after each change of `record`.
+    """
+
+    def __init__(
+        self,
+        spec: SlotSpec,
+        *,
+        children: Children,
+        cwd: Path,
+        log: Path,
+        changed: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self._children = children
+        self.backoff = Backoff()
+        self.was_ready = False
+        self._cwd = cwd
+        self._log = log
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._leave = asyncio.Event()
+        self.record = SlotRecord(
+            name=spec.name,
+            role=spec.role,
+            instance=spec.instance,
+            pid=None,
+            health_port=spec.port or 0,
+            state=SlotState.STARTING,
+            reason="starting",
+            log=str(log),
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the living process."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def keep(self) -> None:
+        """Run processes one after another until the slot is told to stop."""
+        try:
+            while not self._leave.is_set():
+                began = time.monotonic()
+                death = await self._live()
+                if self._leave.is_set():
+                    break
+                pause = self.backoff.after(time.monotonic() - began)
+                self._set(
+                    state=SlotState.CRASHED,
+                    pid=None,
+                    reason=death,
+                    restarts=self.record.restarts + 1,
+                )
+                await self._pause(pause)
+        finally:
+            self._set(state=SlotState.STOPPED, pid=None, reason="")
+
+    def signal(self, number: int) -> None:
+        """Tell the process to end; no other one is started after it."""
+        self._leave.set()
+        process = self._process
+        if process is not None and process.returncode is None:
+            if number == signal.SIGKILL:
+                kill_group(process.pid)
+            else:
+                with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                    process.send_signal(number)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):  # nobody asked to leave: the next one starts
+            async with asyncio.timeout(seconds):
+                await self._leave.wait()
+
+    async def _live(self) -> str:
+        """Live through one process and return how it died."""
+        port = self.spec.port or free_port()
+        try:
+            process = await self._children.spawn(self.spec.argv(port), cwd=self._cwd, log=self._log)
+        except OSError as error:
+            return f"cannot be started: {error}"
+        self._process = process
+        if self._leave.is_set():
+            kill_group(process.pid)
+        self._set(state=SlotState.STARTING, pid=process.pid, health_port=port, reason="starting")
+        async with Tasks() as tasks:
+            tasks.spawn(self._watch(port), name=f"watch {self.spec.name}")
+            code = await process.wait()
+        await self._children.bury(process.pid)
+        return _death(code)
+
+    async def _watch(self, port: int) -> None:
+        began = time.monotonic()
+        while True:
+            health = await self.spec.check(port)
+            if health.ready:
+                self.was_ready = True
+                self._set(state=SlotState.READY, reason="")
+                await asyncio.sleep(STEADY_POLL_S)
+                began = time.monotonic()
+                continue
+            if not self._leave.is_set():
+                self._set(state=SlotState.STARTING, reason=health.reason)
+            eager = time.monotonic() - began < EAGER_S
+            await asyncio.sleep(POLL_S if eager else PATIENT_POLL_S)
+
+    def _set(self, **changes: Any) -> None:
+        after = msgspec.structs.replace(self.record, **changes)
+        if after != self.record:
+            self.record = after
+            self._changed()
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
