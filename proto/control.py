@@ -6,7 +6,16 @@ from proto.base import Message
 from proto.ids import RequestId
 from proto.workers import LeaseRef
 
-__all__ = ["Abort", "Aborted", "Cancel", "Inventory", "InventoryRequest", "Started"]
+__all__ = [
+    "Abort",
+    "Aborted",
+    "Cancel",
+    "Drain",
+    "Draining",
+    "Inventory",
+    "InventoryRequest",
+    "Started",
+]
 
 
 class Started(Message, frozen=True, kw_only=True):
@@ -42,6 +51,17 @@ class Cancel(Message, frozen=True, kw_only=True):
     rid: RequestId
     attempt: int
     reason: str = ""
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Ask a worker to refuse new work, finish what runs, and end its process."""
+
+
+class Draining(Message, frozen=True, kw_only=True):
+    """The worker drains."""
+
+    running: int
+    """Attempts that it will still finish."""
 
 
 class InventoryRequest(Message, frozen=True, kw_only=True):

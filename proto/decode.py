@@ -49,17 +49,26 @@ class DecodeStart(Message, frozen=True, kw_only=True):
     deadline_ms: int
     source: PeerAddress | None = None
     """Data plane of the prefill engine; None where decode computes the prompt itself."""
+    offset: int = 0
+    """Tokens of the answer that earlier attempts have given; `input_ids` ends with them."""
 
 
 class Replay(Message, frozen=True, kw_only=True):
-    """Ask for chunks again, from a token offset on."""
+    """Ask for chunks again, from a token offset on, and for all that follow.
+
+    Whoever asks becomes a listener of the attempt: a gateway that joins a running answer asks from
+    offset 0.
+    """
 
     rid: RequestId
     attempt: int
     offset: int
+    reply: ReplyTo
 
 
 class Replayed(Message, frozen=True, kw_only=True):
     """The chunks are on their way to the token subject."""
 
     chunks: int
+    first: int = 0
+    """Offset of the oldest token that this attempt can give."""

@@ -1,6 +1,6 @@
-"""What a gateway receives on the token subject of an attempt.
+"""What a gateway receives: the messages of an attempt's token subject, and an operator's cancel.
 
-Array-like and without headers: these messages are sent once a token.
+The first are array-like and without headers, because they are sent once a token.
 """
 
 from __future__ import annotations
@@ -9,9 +9,19 @@ from enum import StrEnum
 
 from proto.base import Message
 from proto.errors import ErrorCode
+from proto.ids import RequestId
 from proto.workers import Role
 
-__all__ = ["AttemptFailed", "FinishReason", "StillHere", "StreamMessage", "TokenChunk"]
+__all__ = [
+    "AttemptFailed",
+    "CallState",
+    "CancelCall",
+    "FinishReason",
+    "HoldCall",
+    "StillHere",
+    "StreamMessage",
+    "TokenChunk",
+]
 
 
 class FinishReason(StrEnum):
@@ -61,6 +71,27 @@ class AttemptFailed(Message, frozen=True, kw_only=True, array_like=True, tag="f"
     role: Role
     code: ErrorCode
     detail: str = ""
+
+
+class CancelCall(Message, frozen=True, kw_only=True):
+    """Ask the gateway that owns a request to cancel it."""
+
+    rid: RequestId
+    reason: str
+
+
+class HoldCall(Message, frozen=True, kw_only=True):
+    """Ask the gateway that owns a request to run on without readers of its own for a while."""
+
+    rid: RequestId
+
+
+class CallState(Message, frozen=True, kw_only=True):
+    """What the gateway knows of a request."""
+
+    rid: RequestId
+    running: bool
+    """Whether it was running here when the question came."""
 
 
 StreamMessage = TokenChunk | StillHere | AttemptFailed

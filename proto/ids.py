@@ -22,6 +22,7 @@ __all__ = [
     "Room",
     "TenantHash",
     "job_id",
+    "keyed_request_id",
     "lease_id",
     "new_incarnation",
     "new_instance",
@@ -88,6 +89,16 @@ def new_instance(service: str, entropy: Entropy) -> InstanceId:
 def new_incarnation(entropy: Entropy) -> Incarnation:
     """Return a new incarnation."""
     return Incarnation(f"{entropy.getrandbits(64):016x}")
+
+
+def keyed_request_id(tenant: TenantHash, key: str, generation: int) -> RequestId:
+    """Return the request id that a tenant's idempotency key stands for.
+
+    Args:
+        generation: 0 for the first use of the key, 1 after its failure was forgotten, and so on.
+    """
+    digest = hashlib.sha256(f"{tenant}\n{generation}\n{key}".encode()).digest()
+    return RequestId(_base32(int.from_bytes(digest[:17]), 26))
 
 
 def new_nonce(entropy: Entropy) -> Nonce:

@@ -70,6 +70,8 @@ class Usage(Message, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    migrations: int = 0
+    """Times the answer went on with another decode after its first token."""
 
 
 class Cleaned(Message, frozen=True, kw_only=True):

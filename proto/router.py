@@ -30,7 +30,7 @@ class Place(Message, frozen=True, kw_only=True):
     """None lets the router choose."""
     prefix_hashes: tuple[int, ...] = ()
     exclude: tuple[WorkerRef, ...] = ()
-    """Incarnations that failed an earlier attempt."""
+    """Incarnations that failed an earlier attempt: avoided where there are others."""
 
 
 class ScoreTerm(Message, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ __all__ = [
     "ALL_EVENTS",
     "ALL_HEARTBEATS",
     "BUCKET_REQUESTS",
+    "BUCKET_RESULTS",
+    "GATEWAY_HEARTBEATS",
     "GROUP_ROUTER",
     "PREFIX",
     "ROUTER_CLAIM",
@@ -23,6 +25,7 @@ __all__ = [
     "cancel",
     "event",
     "events_of",
+    "gateway",
     "heartbeat",
     "template",
     "tokens",
@@ -37,17 +40,24 @@ ROUTER_CLAIM = f"{PREFIX}.router.claim"
 GROUP_ROUTER = "router"
 
 ALL_HEARTBEATS = f"{PREFIX}.heartbeat.>"
+GATEWAY_HEARTBEATS = f"{PREFIX}.heartbeat.gateway.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_EVENTS = f"{PREFIX}.events.>"
 
 STREAM_EVENTS = "PDBUS_EVENTS"
 BUCKET_REQUESTS = "PDBUS_REQUESTS"
+BUCKET_RESULTS = "PDBUS_RESULTS"
 
 
 def worker(ref: WorkerRef, verb: str) -> str:
     """Return the subject of one verb of one worker incarnation."""
     kind = Role.PREFILL if ref.role is Role.PREFILL else Role.DECODE
     return f"{PREFIX}.{kind}.{ref.instance}.{ref.incarnation}.{verb}"
+
+
+def gateway(instance: InstanceId, incarnation: Incarnation, verb: str) -> str:
+    """Return the subject of one verb of one gateway process."""
+    return f"{PREFIX}.gateway.{instance}.{incarnation}.{verb}"
 
 
 def tokens(gateway: InstanceId, incarnation: Incarnation, nonce: Nonce) -> str:
@@ -94,6 +104,6 @@ def template(subject: str) -> str:
         return "other"
     parts = subject.split(".")
     noun = parts[2]
-    if noun in {Role.PREFILL, Role.DECODE}:
+    if noun in {Role.PREFILL, Role.DECODE, Role.GATEWAY}:
         return f"{PREFIX}.{noun}.{{instance}}.{parts[-1]}"
     return _TEMPLATES.get(noun, subject if noun == Role.ROUTER else "other")

@@ -13,6 +13,7 @@ from libs.lifecycle.health import Readiness
 from libs.lifecycle.tasks import Tasks
 from proto.ids import Incarnation, InstanceId
 from proto.ledger import RequestRecord
+from proto.results import StoredResult
 
 __all__ = ["Build", "Parts", "Service"]
 
@@ -44,8 +45,11 @@ class Parts(Generic[SettingsT]):
     incarnation: Incarnation
     bus: Bus
     store: Store[RequestRecord]
+    results: Store[StoredResult]
     clock: Clock
     tasks: Tasks
+    stop: Callable[[], None]
+    """Asks the process to end in order, as the first signal does."""
 
 
 Build = Callable[[Parts[SettingsT]], Awaitable[Service]]

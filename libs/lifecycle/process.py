@@ -30,7 +30,8 @@ from libs.lifecycle.tasks import Tasks
 from libs.telemetry import gauge, get_logger, names, observe, setup_telemetry
 from proto.ids import Incarnation, InstanceId, new_incarnation, new_instance
 from proto.ledger import RequestRecord
-from proto.subjects import BUCKET_REQUESTS
+from proto.results import StoredResult
+from proto.subjects import BUCKET_REQUESTS, BUCKET_RESULTS
 
 __all__ = ["EXIT_GRACE", "EXIT_SETTINGS", "EXIT_START", "run"]
 
@@ -41,6 +42,8 @@ EXIT_START = 1
 EXIT_SETTINGS = 2
 EXIT_GRACE = 3
 
+_RESULTS = BucketSpec(name=BUCKET_RESULTS, ttl_s=600.0, max_bytes=256 << 20, in_memory=True)
+"""Answers are text: they stay in the memory of the store and never reach a disk."""
 _DRAIN_EXTRA_S = 5.0
 """What a service may take beyond its grace to end what is left."""
 _BUS_DRAIN_S = 5.0
@@ -166,8 +169,10 @@ class _Process(Generic[SettingsT]):
             incarnation=self._incarnation,
             bus=bus,
             store=bus.store(BucketSpec(name=BUCKET_REQUESTS), RequestRecord),
+            results=bus.store(_RESULTS, StoredResult),
             clock=self._clock,
             tasks=tasks,
+            stop=self._stop.set,
         )
         service = await self._build(parts)
         await service.start()

@@ -41,6 +41,8 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(_supervise(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step has never touched the coroutine.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def settle(self, timeout_s: float) -> bool:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proto import subjects
-from proto.ids import JobId, RequestId, job_id
+from proto.errors import ErrorCode, PdbusError
+from proto.ids import Incarnation, JobId, Nonce, RequestId, job_id
 from proto.prefill import ReplyTo
 
-__all__ = ["Attempt"]
+__all__ = ["MOST_LISTENERS", "Attempt", "subject_of"]
+
+MOST_LISTENERS = 64
+"""Gateways (or readers of one key) that may follow one attempt."""
 
 
 @dataclass(slots=True)
@@ -21,23 +25,49 @@ class Attempt:
     number: int
     reply: ReplyTo
     started_ms: float
+    started_s: float
     aborted: str | None = None
     """Why it was told to stop."""
     over: bool = False
     """The engine holds nothing for it any more."""
     quiet: bool = False
     """It has said its last word; only its log may still be asked for."""
+    offset: int = 0
+    """Index of its first token in the whole answer."""
     produced: int = 0
+    """Tokens of the answer so far, those of earlier attempts included."""
     log: list[Any] = field(default_factory=list[Any])
     """What was said on the token subject, for replay."""
+    listeners: dict[Nonce, ReplyTo] = field(default_factory=dict[Nonce, ReplyTo])
     task: asyncio.Task[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.listeners[self.reply.nonce] = self.reply
 
     @property
     def job(self) -> JobId:
         """The id under which the engine knows it."""
         return job_id(self.rid, self.number)
 
-    @property
-    def subject(self) -> str:
-        """Where its messages go."""
-        return subjects.tokens(self.reply.gateway, self.reply.incarnation, self.reply.nonce)
+    def subjects(self) -> list[str]:
+        """Return where its messages go."""
+        return [subject_of(reply) for reply in self.listeners.values()]
+
+    def gateways(self) -> set[Incarnation]:
+        """Return the gateways that follow it."""
+        return {reply.incarnation for reply in self.listeners.values()}
+
+    def listen(self, reply: ReplyTo) -> None:
+        """Let one more gateway follow; the same one again changes nothing.
+
+        Raises:
+            PdbusError: saturated.
+        """
+        if reply.nonce not in self.listeners and len(self.listeners) >= MOST_LISTENERS:
+            raise PdbusError(ErrorCode.SATURATED, f"{MOST_LISTENERS} follow this attempt already")
+        self.listeners[reply.nonce] = reply
+
+
+def subject_of(reply: ReplyTo) -> str:
+    """Return the token subject that a gateway listens to."""
+    return subjects.tokens(reply.gateway, reply.incarnation, reply.nonce)

@@ -50,7 +50,8 @@ class EngineKeeper:
             get_logger().error("engine lost", incarnation=engine.incarnation, reason=reason)
             await self._watch.lost(engine, reason)
             await engine.stop()
-            failures = 0 if self._clock.monotonic() - began > _STABLE_S else failures + 1
+            stable = self._clock.monotonic() - began > _STABLE_S
+            failures = 1 if stable else failures + 1
             await self._clock.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1])
 
     async def close(self) -> None:

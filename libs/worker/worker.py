@@ -23,12 +23,21 @@ from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names
 from libs.worker.attempt import Attempt
+from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
 from libs.worker.leases import LeaseTable
 from libs.worker.tombstones import Tombstones
 from proto import subjects
 from proto.base import Message
-from proto.control import Abort, Aborted, Cancel, Inventory, InventoryRequest
+from proto.control import (
+    Abort,
+    Aborted,
+    Cancel,
+    Drain,
+    Draining,
+    Inventory,
+    InventoryRequest,
+)
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
 from proto.gateway import AttemptFailed, StillHere, StreamMessage
@@ -59,6 +68,7 @@ class Worker:
     Args:
         role: what the worker announces itself as.
         lost: the code that a client sees when this worker's engine dies.
+        stop: asks the process to end in order.
         verbs: served beside `abort`, `release` and `inventory`; given once, before `start`.
     """
 
@@ -72,6 +82,7 @@ class Worker:
         role: Role,
         instance: InstanceId,
         lost: ErrorCode,
+        stop: Callable[[], None] | None = None,
     ) -> None:
         self.clock = clock
         self.bus = bus
@@ -93,6 +104,8 @@ class Worker:
         self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
         self._served: list[Subscription] = []
         self._cancels: Subscription | None = None
+        self._gateways = GatewayWatch(bus=bus, clock=clock)
+        self._stop = stop
         self.leases = LeaseTable(self._ref.incarnation, self._side)
 
     # Life
@@ -100,6 +113,7 @@ class Worker:
     async def start(self) -> None:
         """Begin to announce, to hear cancels, and to load the engine."""
         self._cancels = await self.bus.subscribe(subjects.ALL_CANCELS, Cancel, self._on_cancel)
+        await self._gateways.start()
         self.tasks.spawn(self._announcer.run(), name="announce")
         self.tasks.spawn(self._keeper.run(), name="keep engine")
 
@@ -114,6 +128,7 @@ class Worker:
         await self._close_verbs()
         if self._cancels is not None:
             await self._cancels.close()
+        await self._gateways.close()
         await self._keeper.close()
         await self._announcer.announce()
 
@@ -188,17 +203,32 @@ class Worker:
         number: int,
         reply: ReplyTo,
         work: Callable[[Attempt], Coroutine[Any, Any, None]],
+        *,
+        offset: int = 0,
     ) -> Attempt:
         """Run an attempt as a task; its lease ends when the work has ended."""
-        attempt = Attempt(rid, number, reply, self.chronicle.now_ms())
+        attempt = Attempt(
+            rid,
+            number,
+            reply,
+            self.chronicle.now_ms(),
+            self.clock.monotonic(),
+            offset=offset,
+            produced=offset,
+        )
         self.attempts[rid, number] = attempt
         attempt.task = self.tasks.spawn(self._attend(attempt, work), name="attempt")
         return attempt
 
     async def say(self, attempt: Attempt, message: StreamMessage) -> None:
-        """Tell the gateway; what is lost on the way is asked for again by replay."""
+        """Tell all who follow; what is lost on the way is asked for again by replay."""
+        for subject in attempt.subjects():
+            await self.tell(subject, message)
+
+    async def tell(self, subject: str, message: StreamMessage) -> None:
+        """Tell one who follows."""
         try:
-            await self.bus.publish(attempt.subject, message)
+            await self.bus.publish(subject, message)
         except BusDown:
             count(names.STREAM_UNSENT, role=str(self.role))
 
@@ -286,6 +316,7 @@ class Worker:
             Verb("abort", Abort, self._handle_abort),
             Verb("release", Abort, self._handle_abort),
             Verb("inventory", InventoryRequest, self._handle_inventory),
+            Verb("drain", Drain, self._handle_drain),
         ]
 
     def _describe(self) -> Presence:
@@ -335,6 +366,14 @@ class Worker:
             kv_used_tokens=load.kv_used_tokens if load else 0,
         )
 
+    async def _handle_drain(self, _message: Drain) -> Draining:
+        if self._stop is None:
+            raise PdbusError(ErrorCode.INTERNAL, "nothing here can end the process")
+        # Announced before the process hears of it, so that nobody places work here meanwhile.
+        self._become(WorkerState.DRAINING, "an operator drains it")
+        self._stop()
+        return Draining(running=sum(not a.over for a in self.attempts.values()))
+
     def _on_cancel(self, _subject: str, message: Cancel) -> None:
         work = self.abort(message.rid, message.attempt, message.reason)
         self.tasks.spawn(work, name="cancel")
@@ -361,6 +400,8 @@ class Worker:
     async def _beat(self, attempt: Attempt) -> None:
         while not attempt.quiet:
             await self.clock.sleep(_BEAT_S)
+            if self._gateways.orphaned(attempt, self.clock.monotonic()):
+                await self.abort(attempt.rid, attempt.number, "no gateway follows any more")
             await self.say(
                 attempt,
                 StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),

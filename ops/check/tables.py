@@ -12,6 +12,7 @@ from ops.check.environment import env_example
 from ops.check.golden import settle
 from ops.check.messages import message_name, messages, summary
 from ops.check.subject_map import subject_rows
+from proto.errors import ERRORS
 
 __all__ = ["table_files"]
 
@@ -24,7 +25,7 @@ def table_files() -> dict[Path, str]:
     libs = ROOT / "libs" / "README.md"
     text = _filled(proto.read_text(encoding="utf-8"), "subjects", _subjects())
     return {
-        proto: _filled(text, "messages", _messages()),
+        proto: _filled(_filled(text, "messages", _messages()), "errors", _errors()),
         libs: _filled(libs.read_text(encoding="utf-8"), "rooms", _rooms()),
         ROOT / ".env.example": env_example(),
     }
@@ -42,6 +43,24 @@ def _messages() -> str:
         for name in (message_name(kind),)
     ]
     return _table(("message", "meaning", "shape"), rows)
+
+
+def _errors() -> str:
+    rows = [
+        (
+            f"`{spec.code}`",
+            spec.stage,
+            str(spec.http),
+            f"`{spec.kind}`",
+            "yes" if spec.retryable else "no",
+            "yes" if spec.attempt_retryable else "no",
+            spec.cleaner,
+            spec.text,
+        )
+        for spec in ERRORS.values()
+    ]
+    head = ("code", "stage", "HTTP", "type", "retry", "second attempt", "cleaned by", "text")
+    return _table(head, rows)
 
 
 def _rooms() -> str:

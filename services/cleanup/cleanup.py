@@ -33,6 +33,7 @@ from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
 from proto.ledger import RequestRecord
 from proto.workers import LeaseSide, Role, WorkerRef, WorkerState
 from services.cleanup.endings import Endings
+from services.cleanup.proofs import proved_free
 from services.cleanup.watch import Evidence, LeaseWatch, Watched
 
 __all__ = ["CleanupService"]
@@ -112,7 +113,9 @@ class CleanupService:
     def _on_event(self, _subject: str, event: Event) -> None:
         if event.kind is not EventKind.LEASE_ENDED or event.rid is None:
             return
-        watched = self.watch.ended(LeaseId(str(event.data.get("lease", ""))))
+        watched = self.watch.ended(
+            LeaseId(str(event.data.get("lease", ""))), self._clock.monotonic()
+        )
         side = LeaseSide(str(event.data.get("side", "src")))
         self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER)
 
@@ -195,6 +198,18 @@ class CleanupService:
 
     # Requests
 
+    def _consider_ended(self, record: RequestRecord) -> None:
+        """Prove what is still unproved of an ended request, from liveness and inventories."""
+        cleaned = record.cleaned
+        now = self._clock.monotonic()
+        settled = self._bus.connected and now - self._started_s > _RECONCILE_S
+        if not settled or not record.ended or (cleaned.src and cleaned.dst):
+            return
+        known = {LeaseSide.SRC: cleaned.src, LeaseSide.DST: cleaned.dst}
+        for side, evidence in proved_free(record, self.fleet, now).items():
+            if not known[side]:
+                self._prove(record.rid, record.attempt, side, None, evidence)
+
     async def _reconcile(self) -> None:
         while True:
             await self._clock.sleep(_RECONCILE_S / 2)
@@ -202,7 +217,9 @@ class CleanupService:
                 async with aclosing(_records(self._store)) as records:
                     async for record in records:
                         await self._endings.consider(record)
+                        self._consider_ended(record)
             except (BusDown, RequestTimeout) as error:
+                self._endings.ledger_away()
                 get_logger().info("reconcile put off", error=str(error))
 
 

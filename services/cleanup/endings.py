@@ -21,6 +21,10 @@ __all__ = ["Endings"]
 
 _LATE_MS = 2_000
 """How long after its deadline a request may stay open before cleanup ends it."""
+_LATE_ALIVE_MS = 6_000
+"""The same while its gateway lives."""
+_READABLE_S = 4.0
+"""How long the ledger must have been readable before a living gateway is overruled."""
 _ATTACH_MS = 10_000
 """How long a request survives the loss of its gateway, for the client to come back."""
 _MOST = 10_000
@@ -45,12 +49,17 @@ class Endings:
         self._chronicle = chronicle
         self._freed: dict[RequestId, set[tuple[int, LeaseSide]]] = {}
         self._orphan_ms: dict[RequestId, int] = {}
+        self._readable_s = clock.monotonic()
 
     def freed(self, rid: RequestId, attempt: int, side: LeaseSide) -> None:
         """Take in that one side of an attempt is proved free."""
         self._freed.setdefault(rid, set()).add((attempt, side))
         while len(self._freed) > _MOST:
             self._freed.pop(next(iter(self._freed)))
+
+    def ledger_away(self) -> None:
+        """Take note that the ledger could not be read just now."""
+        self._readable_s = self._clock.monotonic()
 
     async def settle(self) -> None:
         """Write `cleaned` into the records of ended requests whose sides are proved free."""
@@ -67,6 +76,7 @@ class Endings:
             except Conflict:
                 self._freed.setdefault(rid, set()).update(sides)
             except (BusDown, RequestTimeout, StoreUnknown):
+                self.ledger_away()
                 self._freed.setdefault(rid, set()).update(sides)
                 return
 
@@ -76,11 +86,15 @@ class Endings:
             self._orphan_ms.pop(record.rid, None)
             return
         now_ms = self._clock.unix_ms()
-        if now_ms > record.deadline_ms + _LATE_MS:
-            await self._end(record, ErrorCode.DEADLINE, "no gateway ended it in time")
-            return
         health = self._fleet.health(record.sink.incarnation, self._clock.monotonic())
-        if health in {Health.ALIVE, Health.SUSPECT}:
+        alive = health in {Health.ALIVE, Health.SUSPECT}
+        # A living gateway ends its own requests; it may only have been parted from the ledger.
+        late_ms = _LATE_ALIVE_MS if alive else _LATE_MS
+        if now_ms > record.deadline_ms + late_ms:
+            if not alive or self._clock.monotonic() - self._readable_s > _READABLE_S:
+                await self._end(record, ErrorCode.DEADLINE, "no gateway ended it in time")
+            return
+        if alive:
             self._orphan_ms.pop(record.rid, None)
             return
         since = self._orphan_ms.setdefault(record.rid, now_ms)

@@ -20,6 +20,7 @@ from proto.workers import Heartbeat, LeaseRef, WorkerRef
 __all__ = ["Evidence", "LeaseWatch", "Watched"]
 
 _MISSES = 2
+_REMEMBER_S = 10.0
 
 
 class Evidence(StrEnum):
@@ -48,6 +49,7 @@ class LeaseWatch:
 
     def __init__(self) -> None:
         self._open: dict[LeaseId, Watched] = {}
+        self._ended_s: dict[LeaseId, float] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -65,7 +67,9 @@ class LeaseWatch:
         for lease, ref in listed.items():
             known = self._open.get(lease)
             if known is None:
-                self._open[lease] = Watched(ref, beat.ref, now_s)
+                # A heartbeat may be older than the owner's word that came before it.
+                if lease not in self._ended_s:
+                    self._open[lease] = Watched(ref, beat.ref, now_s)
             else:
                 known.ref, known.missed = ref, 0
         freed: list[tuple[Watched, Evidence]] = []
@@ -76,8 +80,12 @@ class LeaseWatch:
                     freed.append((self._open.pop(lease), Evidence.E2_ABSENT))
         return freed
 
-    def ended(self, lease: LeaseId) -> Watched | None:
+    def ended(self, lease: LeaseId, now_s: float) -> Watched | None:
         """Take in the owner's own word; return the lease if it was watched."""
+        self._ended_s[lease] = now_s
+        for old, since in list(self._ended_s.items())[:4]:
+            if now_s - since > _REMEMBER_S:
+                del self._ended_s[old]
         return self._open.pop(lease, None)
 
     def sweep(self, fleet: Fleet, now_s: float) -> list[tuple[Watched, Evidence]]:

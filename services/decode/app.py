@@ -28,4 +28,5 @@ async def build(parts: Parts[Settings]) -> DecodeService:
         engines=engines,
         instance=parts.instance,
         role=role,
+        stop=parts.stop,
     )

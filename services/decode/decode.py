@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from libs.bus.api import Bus
 from libs.clock.api import Clock
 from libs.engine import EngineFactory
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names, traceparent
-from libs.worker import Attempt, Verb, Worker
+from libs.worker import Attempt, Verb, Worker, subject_of
 from proto.control import Started
 from proto.decode import DecodeStart, Replay, Replayed, Reserve
 from proto.errors import ErrorCode, PdbusError
@@ -32,7 +33,7 @@ class DecodeService:
         role: `DECODE` fetches KV from prefill workers; `AGGREGATED` computes prompts itself.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the ports and the identity
         self,
         *,
         bus: Bus,
@@ -40,6 +41,7 @@ class DecodeService:
         tasks: Tasks,
         engines: EngineFactory,
         instance: InstanceId,
+        stop: Callable[[], None] | None = None,
         role: Role = Role.DECODE,
     ) -> None:
         self.worker = Worker(
@@ -50,6 +52,7 @@ class DecodeService:
             role=role,
             instance=instance,
             lost=ErrorCode.DECODE_LOST,
+            stop=stop,
         )
         self._slots = Slots(self.worker)
         self.worker.verbs = (
@@ -80,7 +83,13 @@ class DecodeService:
         aggregated = start.mode is Mode.AGGREGATED
         if aggregated != (worker.role is Role.AGGREGATED) or aggregated != (start.source is None):
             raise PdbusError(ErrorCode.INTERNAL, f"{worker.role} cannot run {start.mode}")
-        worker.begin(start.rid, start.attempt, start.reply, lambda a: self._run(a, start))
+        worker.begin(
+            start.rid,
+            start.attempt,
+            start.reply,
+            lambda a: self._run(a, start),
+            offset=start.offset,
+        )
         return Started(rid=start.rid, attempt=start.attempt)
 
     async def _handle_replay(self, ask: Replay) -> Replayed:
@@ -92,9 +101,11 @@ class DecodeService:
             for m in attempt.log
             if not isinstance(m, TokenChunk) or m.finish or m.offset + m.count > ask.offset
         ]
+        attempt.listen(ask.reply)
+        subject = subject_of(ask.reply)
         for message in again:
-            await self.worker.say(attempt, message)
-        return Replayed(chunks=len(again))
+            await self.worker.tell(subject, message)
+        return Replayed(chunks=len(again), first=attempt.offset)
 
     async def _run(self, attempt: Attempt, start: DecodeStart) -> None:
         worker = self.worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from proto.errors import ErrorCode
@@ -16,7 +17,17 @@ from proto.ids import RequestId, TenantHash
 from proto.ledger import Mode, Placement, Usage
 from proto.sampling import SamplingParams
 
-__all__ = ["Call", "Calls", "Delta", "FleetView", "Live", "Readiness", "ServedModel"]
+__all__ = ["Call", "Calls", "Delta", "FleetView", "Live", "Readiness", "Recover", "ServedModel"]
+
+
+class Recover(StrEnum):
+    """Whether an answer may go on with another decode after its first token."""
+
+    NEVER = "never"
+    GREEDY = "greedy"
+    """Only where the next token does not depend on chance."""
+    ANY = "any"
+    """No token is lost or repeated; the continuation is drawn given what was shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,9 @@ class Call:
     """Unix time at which the whole answer must have been given."""
     mode: Mode | None = None
     """None lets the router choose."""
+    key: str | None = None
+    """The client's idempotency key. Then `rid` is replaced by the id that the key stands for."""
+    recover: Recover = Recover.NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,11 @@ class Live(Protocol):
         ...
 
     @property
+    def created_ms(self) -> int:
+        """When the request was first accepted, Unix ms."""
+        ...
+
+    @property
     def pending(self) -> bool:
         """Whether `deltas` would yield, end or raise without waiting.
 
@@ -79,7 +98,10 @@ class Live(Protocol):
         ...
 
     async def cancel(self, reason: str) -> None:
-        """Give the request up: stop both sides and end it in the ledger.
+        """Say that this reader has left.
+
+        Without a key that gives the request up: both sides stop and it ends in the ledger. With
+        one it may come back for ten seconds.
 
         Idempotent, harmless after the end, and returns quickly: it orders, others wait.
         """

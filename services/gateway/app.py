@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from libs.fleet import Fleet
 from libs.fleet.announcer import pdbus_version
 from libs.lifecycle import Parts
 from libs.text import ModelText
-from services.gateway.calls import Coordinator
-from services.gateway.calls.fleet import GatewayFleet
+from services.gateway.calls import CallOwner, Coordinator
 from services.gateway.edge import EdgeServer
+from services.gateway.fleet import GatewayFleet
 from services.gateway.gateway import GatewayService
 from services.gateway.openai import CallRules, EdgeRules, Texts
+from services.gateway.openai.texts import ModelDetokenizer
 from services.gateway.routes import Identity, http_app
 from services.gateway.settings import Settings
 
@@ -30,19 +32,23 @@ async def build(parts: Parts[Settings]) -> GatewayService:
     """
     settings = parts.settings
     text = await asyncio.to_thread(ModelText.load, Path(settings.model_path))
+    heard = Fleet()
     calls = Coordinator(
         bus=parts.bus,
         store=parts.store,
+        results=parts.results,
         clock=parts.clock,
         tasks=parts.tasks,
-        instance=parts.instance,
-        incarnation=parts.incarnation,
+        fleet=heard,
+        identity=CallOwner(parts.instance, parts.incarnation),
+        texts=ModelDetokenizer({settings.model: text}),
     )
     fleet = GatewayFleet(
         bus=parts.bus,
         clock=parts.clock,
         tasks=parts.tasks,
         calls=calls,
+        fleet=heard,
         instance=parts.instance,
         incarnation=parts.incarnation,
     )
@@ -73,5 +79,6 @@ def _rules(settings: Settings) -> EdgeRules:
         call=CallRules(
             request_timeout_s=settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
+            recover=settings.recover,
         ),
     )

@@ -6,8 +6,8 @@ from libs.clock.api import Clock
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import get_logger
 from services.gateway.calls.coordinator import Coordinator
-from services.gateway.calls.fleet import GatewayFleet
 from services.gateway.edge import EdgeServer
+from services.gateway.fleet import GatewayFleet
 
 __all__ = ["GatewayService"]
 

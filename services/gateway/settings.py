@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from libs.config import ServiceSettings
+from services.gateway.api import Recover
 
 __all__ = ["Settings"]
 
@@ -30,6 +31,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     """Most seconds from a request to the end of its answer."""
     default_max_tokens: Annotated[int, Meta(ge=1)] = 4096
     """Most tokens of an answer when the client names no limit and the context has room."""
+    recover: Recover = Recover.NEVER
+    """Whether an answer may go on with another decode after its first token: never, greedy, any."""
     ping_s: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds of silence after which a stream gets a comment, so that proxies keep it open."""
     slow_client_s: Annotated[float, Meta(gt=0)] = 30.0

@@ -28,4 +28,5 @@ async def build(parts: Parts[Settings]) -> PrefillService:
         tasks=parts.tasks,
         engines=engines,
         instance=parts.instance,
+        stop=parts.stop,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from libs.bus.api import Bus
 from libs.clock.api import Clock
 from libs.engine import EngineFactory
@@ -31,6 +33,7 @@ class PrefillService:
         tasks: Tasks,
         engines: EngineFactory,
         instance: InstanceId,
+        stop: Callable[[], None] | None = None,
     ) -> None:
         self.worker = Worker(
             bus=bus,
@@ -40,6 +43,7 @@ class PrefillService:
             role=Role.PREFILL,
             instance=instance,
             lost=ErrorCode.PREFILL_LOST,
+            stop=stop,
         )
         self.worker.verbs = (Verb("start", PrefillStart, self._handle_start),)
 

@@ -55,10 +55,9 @@ def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list
         PdbusError: no_worker if workers are missing; version_mismatch, naming the fields, if
             workers are there but no two of them fit together.
     """
-    banned = {ref.incarnation for ref in ask.exclude}
 
     def serving(*roles: Role) -> list[Heartbeat]:
-        return [m.heartbeat for m in fleet.usable(now_s, *roles) if _serves(m, ask.model, banned)]
+        return [m.heartbeat for m in fleet.usable(now_s, *roles) if _serves(m, ask.model)]
 
     prefills, decodes = serving(Role.PREFILL), serving(Role.DECODE)
     pairs = [(p, d) for p in prefills for d in decodes if _compatible(p, d)]
@@ -72,12 +71,20 @@ def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list
         found = split or whole
     if not found:
         raise _nothing(ask, prefills, decodes)
-    return found
+    # A worker that failed an earlier attempt is used again only where there is no other.
+    suspects = {ref.incarnation for ref in ask.exclude}
+    return [c for c in found if not _uses(c, suspects)] or found
 
 
-def _serves(member: Member, model: str, banned: set[Incarnation]) -> bool:
+def _serves(member: Member, model: str) -> bool:
     beat = member.heartbeat
-    return beat.card is not None and beat.card.model == model and beat.incarnation not in banned
+    return beat.card is not None and beat.card.model == model
+
+
+def _uses(candidate: Candidate, incarnations: set[Incarnation]) -> bool:
+    if candidate.decode.incarnation in incarnations:
+        return True
+    return candidate.prefill is not None and candidate.prefill.incarnation in incarnations
 
 
 def _compatible(prefill: Heartbeat, decode: Heartbeat) -> bool:

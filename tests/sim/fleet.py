@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.fleet import Fleet
 from proto.ids import RequestId
 from proto.workers import Role
 from services.cleanup import CleanupService
 from services.decode import DecodeService
 from services.gateway.api import Calls
-from services.gateway.calls import Coordinator
-from services.gateway.calls.fleet import GatewayFleet
+from services.gateway.calls import CallOwner, Coordinator
+from services.gateway.fleet import GatewayFleet
 from services.prefill import PrefillService
 from services.router import RouterService
 from tests.sim.process import Life, SimProcess
@@ -57,19 +58,22 @@ def _router(_process: SimProcess, life: Life) -> Hosted:
 
 
 def _gateway(_process: SimProcess, life: Life) -> Hosted:
+    fleet = Fleet()
     coordinator = Coordinator(
         bus=life.bus,
         store=life.store,
+        results=life.results,
         clock=life.clock,
         tasks=life.tasks,
-        instance=life.instance,
-        incarnation=life.incarnation,
+        fleet=fleet,
+        identity=CallOwner(life.instance, life.incarnation),
     )
     view = GatewayFleet(
         bus=life.bus,
         clock=life.clock,
         tasks=life.tasks,
         calls=coordinator,
+        fleet=fleet,
         instance=life.instance,
         incarnation=life.incarnation,
     )

@@ -19,9 +19,9 @@ from libs.worker.tombstones import Tombstones
 from services.cleanup import CleanupService
 from services.decode import decode as decode_module
 from services.decode.slots import Slots
-from services.gateway.calls.assembler import Assembler
-from services.gateway.calls.ledger import Ledger
+from services.gateway.attempts.assembler import Assembler
 from services.gateway.calls.live import LiveCall
+from services.gateway.ledger import Ledger
 from services.prefill import PrefillService
 
 __all__ = ["MUTANTS", "planted"]

@@ -10,6 +10,7 @@ from libs.bus.api import BusError, Store
 from libs.lifecycle.tasks import Tasks
 from proto.ids import Incarnation, InstanceId, new_incarnation, new_instance
 from proto.ledger import RequestRecord
+from proto.results import StoredResult
 from tests.sim.kernel import Domain, SimClock
 from tests.sim.ports import EngineSettings, SimBus, SimEngine, SimStore
 from tests.sim.ports.network import LinkState
@@ -32,6 +33,7 @@ class Life:
     domain: Domain
     bus: SimBus
     store: Store[RequestRecord]
+    results: Store[StoredResult]
     clock: SimClock
     tasks: Tasks
     instance: InstanceId
@@ -74,6 +76,7 @@ class SimProcess:
             domain=domain,
             bus=bus,
             store=SimStore(world.ledger, bus, RequestRecord),
+            results=SimStore(world.results, bus, StoredResult),
             clock=clock,
             tasks=Tasks(),
             instance=self._instance,

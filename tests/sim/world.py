@@ -61,6 +61,7 @@ class World:
         self.loop.on_failure = lambda text: self.trace.violate("loop", text)
         self.network = SimNetwork(self.loop, self.rng, self.trace)
         self.ledger = SimLedger(self.network, self.trace)
+        self.results = SimLedger(self.network, self.trace)
         self.plane = SimDataPlane(self.loop, self.rng, self.trace)
         self.processes = {
             name: SimProcess(self, name, role) for name, role in scenario.names.items()

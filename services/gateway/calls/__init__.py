@@ -1,6 +1,5 @@
-"""Carrying out calls: the ledger's side of a request, its attempts, its stream, its end."""
+"""Calls: one request as its gateway holds it, from its first reader to its end."""
 
-from services.gateway.calls.coordinator import Coordinator
-from services.gateway.calls.live import LiveCall
+from services.gateway.calls.coordinator import CallOwner, Coordinator
 
-__all__ = ["Coordinator", "LiveCall"]
+__all__ = ["CallOwner", "Coordinator"]

@@ -31,7 +31,8 @@ class EventStream:
     error.
 
     Args:
-        opening: the first event, written together with whatever comes first.
+        opening: gives the first event, written together with whatever comes first; None while it
+            is not known yet.
         headers: asked for when the head is sent.
     """
 
@@ -41,13 +42,13 @@ class EventStream:
         send: Send,
         *,
         clock: Clock,
-        opening: bytes,
+        opening: Callable[[], bytes | None],
         headers: Callable[[], Sequence[Header]],
     ) -> None:
         self._exchange = exchange
         self._send = send
         self._clock = clock
-        self._opening = opening
+        self._opening: Callable[[], bytes | None] | None = opening
         self._headers = headers
         self._last_s = clock.monotonic()
         self._blocked_since_s: float | None = None
@@ -82,8 +83,11 @@ class EventStream:
     async def _put(self, data: bytes, *, more: bool) -> None:
         self._blocked_since_s = self._clock.monotonic()
         try:
+            first = self._opening() if self._opening is not None else None
+            if first is not None:
+                data = first + data
+                self._opening = None
             if not self.started:
-                data = self._opening + data
                 await self._start()
             self._exchange.complete = not more
             await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -50,12 +50,12 @@ class ChatAnswer:
                 async for delta in deltas:
                     self.tally.take(delta)
                     pieces.append(delta.text)
-            body = self._completion("".join(pieces))
+            body = self._completion(live, "".join(pieces))
         spent_ms = round((self.clock.monotonic() - self.exchange.started_s) * 1000)
         headers = [*self._headers(), (b"openai-processing-ms", str(spent_ms).encode())]
         await send_json(self.exchange, send, body, headers=headers)
 
-    async def stream(self, events: EventStream, frames: ChatFrames) -> None:
+    async def stream(self, events: EventStream) -> None:
         """Give the answer as it comes; what is there at once is written at once.
 
         The finish chunk is written when the request has ended everywhere, and not before.
@@ -64,6 +64,7 @@ class ChatAnswer:
             PdbusError: `events` has been given all text that came before.
         """
         async with self._opened() as live, aclosing(live.deltas()) as deltas:
+            frames = self._frames(live)
             batch = b""
             try:
                 async for delta in deltas:
@@ -81,21 +82,20 @@ class ChatAnswer:
                 raise
         await events.close(batch + frames.end(self.tally.finish, self.tally.usage))
 
-    def event_stream(self, send: Send, frames: ChatFrames) -> EventStream:
+    def event_stream(self, send: Send) -> EventStream:
         """Return the events of this answer; their head waits for the first write."""
         return EventStream(
             self.exchange,
             send,
             clock=self.clock,
-            opening=frames.opening,
+            opening=lambda: None if self.live is None else self._frames(self.live).opening,
             headers=self._headers,
         )
 
-    def frames(self) -> ChatFrames:
-        """Return the framing of this answer."""
+    def _frames(self, live: Live) -> ChatFrames:
         return ChatFrames(
-            answer_id=self.asked.answer_id,
-            created=self.asked.created,
+            answer_id=_answer_id(live),
+            created=live.created_ms // 1000,
             model=self.asked.call.model,
             include_usage=self.asked.include_usage,
         )
@@ -105,6 +105,8 @@ class ChatAnswer:
         """Open the call; if the block does not come to its end, the request is given up."""
         live = await self.calls.open(self.asked.call)
         self.live = live
+        # With a key the request may be an older one.
+        self.exchange.rid = live.rid
         self.tally.stage = Stage.FIRST
         ended = False
         try:
@@ -114,14 +116,14 @@ class ChatAnswer:
             if not ended:
                 await live.cancel(self.exchange.abandoned or "not_delivered")
 
-    def _completion(self, content: str) -> ChatCompletion:
+    def _completion(self, live: Live, content: str) -> ChatCompletion:
         finish, usage = self.tally.finish, self.tally.usage
         if finish is None or usage is None:
             raise PdbusError(ErrorCode.INTERNAL, _UNFINISHED)
         message = AnswerMessage(content=content)
         return ChatCompletion(
-            id=self.asked.answer_id,
-            created=self.asked.created,
+            id=_answer_id(live),
+            created=live.created_ms // 1000,
             model=self.asked.call.model,
             choices=(Choice(index=0, message=message, finish_reason=finish),),
             usage=usage_info(usage),
@@ -136,6 +138,12 @@ class ChatAnswer:
             (b"x-pdbus-mode", placement.mode.encode()),
             (b"x-pdbus-attempt", str(placement.attempt).encode()),
         ]
+        if self.tally.usage is not None and self.tally.usage.migrations:
+            headers.append((b"x-pdbus-migrations", str(self.tally.usage.migrations).encode()))
         if placement.prefill is not None:
             headers.append((b"x-pdbus-prefill", placement.prefill.instance.encode()))
         return headers
+
+
+def _answer_id(live: Live) -> str:
+    return f"chatcmpl-{live.rid}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -13,13 +14,15 @@ from proto.ids import RequestId, TenantHash
 from proto.ledger import Mode
 from proto.openai.chat import ChatRequest
 from proto.sampling import SamplingParams
-from services.gateway.api import Call
+from services.gateway.api import Call, Recover
 from services.gateway.openai.texts import Texts, prompt_ids
 from services.gateway.openai.validate import stops_of
 
-__all__ = ["Asked", "CallRules", "ask_chat", "mode_of"]
+__all__ = ["Asked", "CallRules", "ask_chat", "key_of", "mode_of"]
 
 MODE_HEADER = "x-pdbus-mode"
+KEY_HEADER = "idempotency-key"
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _ID_BYTES = 4
 
 
@@ -30,6 +33,8 @@ class CallRules:
     request_timeout_s: float
     default_max_tokens: int
     """Answer tokens where the client names no limit (and the context has room)."""
+    recover: Recover = Recover.NEVER
+    """Whether answers may go on with another decode after their first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,6 @@ class Asked:
     call: Call
     stream: bool
     include_usage: bool
-    answer_id: str
-    created: int
-    """Unix seconds."""
 
 
 async def ask_chat(  # noqa: PLR0913 - one argument a source
@@ -50,6 +52,7 @@ async def ask_chat(  # noqa: PLR0913 - one argument a source
     rid: RequestId,
     tenant: TenantHash,
     mode: Mode | None,
+    key: str | None,
     texts: Texts,
     clock: Clock,
     rules: CallRules,
@@ -74,14 +77,14 @@ async def ask_chat(  # noqa: PLR0913 - one argument a source
         digest=_digest(request, tenant),
         deadline_ms=now_ms + round(rules.request_timeout_s * 1000),
         mode=mode,
+        key=key,
+        recover=rules.recover,
     )
     options = request.stream_options
     return Asked(
         call=call,
         stream=bool(request.stream),
         include_usage=bool(options is not None and options.include_usage),
-        answer_id=f"chatcmpl-{rid}",
-        created=now_ms // 1000,
     )
 
 
@@ -101,6 +104,23 @@ def mode_of(value: str | None) -> Mode | None:
             f"Invalid header '{MODE_HEADER}': auto, disaggregated or aggregated is expected.",
             param=MODE_HEADER,
         ) from error
+
+
+def key_of(value: str | None) -> str | None:
+    """Return the client's idempotency key.
+
+    Raises:
+        PdbusError: it is longer than 255 characters, or not printable ASCII without spaces.
+    """
+    if value is None:
+        return None
+    if not _KEY.fullmatch(value):
+        raise PdbusError(
+            ErrorCode.INVALID_VALUE,
+            f"Invalid header '{KEY_HEADER}': 1 to 255 printable ASCII characters are expected.",
+            param=KEY_HEADER,
+        )
+    return value
 
 
 def _max_tokens(

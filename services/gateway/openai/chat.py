@@ -27,7 +27,7 @@ from services.gateway.edge.exchange import header
 from services.gateway.edge.presence import SLOW_CLIENT
 from services.gateway.edge.server import ABORT
 from services.gateway.openai.answer import ChatAnswer
-from services.gateway.openai.ask import Asked, CallRules, ask_chat, mode_of
+from services.gateway.openai.ask import Asked, CallRules, ask_chat, key_of, mode_of
 from services.gateway.openai.sse import error_frame
 from services.gateway.openai.tally import Stage, Tally
 from services.gateway.openai.texts import INLINE_CHARS, Texts
@@ -123,6 +123,7 @@ class ChatEndpoint:
             rid=exchange.rid,
             tenant=_TENANT,
             mode=mode_of(header(scope, b"x-pdbus-mode")),
+            key=key_of(header(scope, b"idempotency-key")),
             texts=self._texts,
             clock=self._clock,
             rules=self._rules.call,
@@ -147,10 +148,9 @@ class ChatEndpoint:
         if not asked.stream:
             await while_present(answer.whole(send), receive, exchange)
             return
-        frames = answer.frames()
-        events = answer.event_stream(send, frames)
+        events = answer.event_stream(send)
         pulse = events.pulse(ping_s=self._rules.ping_s, slow_s=self._rules.slow_client_s)
-        await while_present(answer.stream(events, frames), receive, exchange, pulse)
+        await while_present(answer.stream(events), receive, exchange, pulse)
 
 
 async def _fail(exchange: Exchange, send: Send, error: PdbusError) -> None:

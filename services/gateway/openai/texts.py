@@ -11,7 +11,7 @@ from proto.errors import ErrorCode, PdbusError
 from proto.openai.chat import Message
 from services.gateway.api import FleetView, ServedModel
 
-__all__ = ["INLINE_CHARS", "Texts", "prompt_ids"]
+__all__ = ["INLINE_CHARS", "ModelDetokenizer", "Texts", "prompt_ids"]
 
 INLINE_CHARS = 16_384
 """Longer prompts are encoded on a thread, so that they do not hold up other streams."""
@@ -68,6 +68,18 @@ class Texts:
                 theirs=model.tokenizer,
             )
         return False
+
+
+class ModelDetokenizer:
+    """Turns emitted tokens back into text, with the tokenizers of this gateway."""
+
+    def __init__(self, texts: Mapping[str, ModelText]) -> None:
+        self._texts = texts
+
+    def text_of(self, model: str, ids: bytes) -> str | None:
+        """Return the text of some tokens, or None if the model is not known here."""
+        text = self._texts.get(model)
+        return None if text is None else text.tokenizer.decode(ids)
 
 
 async def prompt_ids(

@@ -74,6 +74,7 @@ class ScriptedLive:
         self.call = call
         self.rid = call.rid
         self.pending = pending
+        self.created_ms = 5_000
         self.cancels: list[str] = []
         self.hanging = asyncio.Event()
         self._script = script

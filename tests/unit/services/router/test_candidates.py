@@ -121,8 +121,8 @@ def test_another_model_is_no_candidate() -> None:
     assert code_of(ask(), fleet)[0] is ErrorCode.NO_WORKER
 
 
-def test_excluded_incarnations_are_left_out() -> None:
-    """A second attempt avoids what failed the first."""
+def test_a_suspect_is_used_only_where_there_is_no_other() -> None:
+    """A second attempt avoids what failed the first, but not at the price of no attempt."""
     fleet = Fleet()
     bad = worker(fleet, Role.PREFILL, 0)
     worker(fleet, Role.PREFILL, 1)
@@ -130,6 +130,8 @@ def test_excluded_incarnations_are_left_out() -> None:
     (found,) = candidates(ask(exclude=(bad,)), fleet, Pending(), 0.1)
     assert found.prefill is not None
     assert found.prefill.ref != bad
+    both = tuple(found.prefill.ref for found in candidates(ask(), fleet, Pending(), 0.1) if found.prefill)
+    assert len(candidates(ask(exclude=both), fleet, Pending(), 0.1)) == 2
 
 
 def test_aggregated_serves_when_asked_or_when_nothing_else_does() -> None:

@@ -19,10 +19,11 @@ from proto.decode import Replay, Replayed
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import AttemptFailed, StillHere, StreamMessage, TokenChunk
 from proto.ledger import Placement
+from proto.prefill import ReplyTo
 from proto.workers import Role, WorkerRef
 from services.gateway.api import Call
-from services.gateway.calls.assembler import Assembler
-from services.gateway.calls.start import AttemptLost
+from services.gateway.attempts.assembler import Assembler
+from services.gateway.attempts.start import AttemptLost
 
 __all__ = ["Follower"]
 
@@ -38,8 +39,16 @@ _MOST_REPLAYS = 40
 class Follower:
     """One attempt as its gateway sees it."""
 
-    def __init__(
-        self, *, bus: Bus, clock: Clock, call: Call, placement: Placement, assembler: Assembler
+    def __init__(  # noqa: PLR0913 - the ports and the attempt
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        call: Call,
+        placement: Placement,
+        assembler: Assembler,
+        reply: ReplyTo,
+        joined: bool = False,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -51,7 +60,10 @@ class Follower:
         now = clock.monotonic()
         self._decode_heard_s = now
         self._prefill_heard_s = now
-        self._prefill_done = placement.prefill is None
+        self._reply = reply
+        # Who joins a running attempt hears nothing from prefill: decode tells of its loss.
+        self._prefill_done = joined or placement.prefill is None
+        self._joining = joined
         self._gone: dict[Role, float] = {}
         self._replays = 0
 
@@ -67,6 +79,8 @@ class Follower:
             AttemptLost: a side failed or is gone.
             PdbusError: deadline, bus_lost, stream_gap, or a failure that no other attempt mends.
         """
+        if self._joining:
+            await self._replay()
         while not self._assembler.complete:
             await self._wait()
             while self._inbox:
@@ -116,11 +130,18 @@ class Follower:
             self._decode_heard_s = now - _SILENT_S
 
     def _failure(self, failed: AttemptFailed) -> Exception:
-        ref = self._placement.prefill if failed.role is Role.PREFILL else self._placement.decode
         if failed.code is ErrorCode.CANCELLED:
             return PdbusError(failed.code, failed.detail)
-        suspects = (ref,) if ref is not None else ()
-        return AttemptLost(failed.code, failed.detail, *suspects)
+        # Whoever tells of a loss is not always who was lost: decode tells of a dead prefill.
+        placement = self._placement
+        sides: dict[ErrorCode, tuple[WorkerRef | None, ...]] = {
+            ErrorCode.PREFILL_LOST: (placement.prefill,),
+            ErrorCode.DECODE_LOST: (placement.decode,),
+            ErrorCode.KV_TRANSFER_FAILED: (placement.prefill, placement.decode),
+        }
+        teller = placement.prefill if failed.role is Role.PREFILL else placement.decode
+        suspects = sides.get(failed.code, (teller,))
+        return AttemptLost(failed.code, failed.detail, *(ref for ref in suspects if ref))
 
     def _check_deadline(self) -> None:
         if self._clock.unix_ms() >= self._call.deadline_ms:
@@ -151,10 +172,13 @@ class Follower:
             raise PdbusError(ErrorCode.STREAM_GAP, f"{_MOST_REPLAYS} replays did not close the gap")
         ref = self._placement.decode
         ask = Replay(
-            rid=self._call.rid, attempt=self._placement.attempt, offset=self._assembler.next
+            rid=self._call.rid,
+            attempt=self._placement.attempt,
+            offset=self._assembler.next,
+            reply=self._reply,
         )
         try:
-            await self._bus.request(
+            replayed = await self._bus.request(
                 subjects.worker(ref, "replay"), ask, Replayed, timeout_s=_PROBE_S
             )
         except PdbusError as refusal:
@@ -166,6 +190,8 @@ class Follower:
         except BusDown:
             return
         else:
+            if replayed.first > self._assembler.next:
+                raise PdbusError(ErrorCode.STREAM_GAP, "the beginning is kept no more")
             self._gone.pop(ref.role, None)
             self._decode_heard_s = self._clock.monotonic()
             # The replayed chunks are on their way; asking again at once would double them.

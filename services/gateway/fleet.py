@@ -31,17 +31,18 @@ class GatewayFleet:
     is a set of workers that could serve another.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the ports and the identity
         self,
         *,
         bus: Bus,
         clock: Clock,
         tasks: Tasks,
         calls: Calls,
+        fleet: Fleet,
         instance: InstanceId,
         incarnation: Incarnation,
     ) -> None:
-        self.fleet = Fleet()
+        self.fleet = fleet
         self._bus = bus
         self._clock = clock
         self._tasks = tasks

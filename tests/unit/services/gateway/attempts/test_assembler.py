@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason, TokenChunk
-from services.gateway.calls.assembler import Assembler
+from services.gateway.attempts.assembler import Assembler
 
 
 def chunk(offset: int, count: int, attempt: int = 0) -> TokenChunk:

@@ -36,6 +36,10 @@ class Assembler:
         """Whether something later than the expected chunk has arrived."""
         return bool(self._held)
 
+    def resume(self, tokens: int) -> None:
+        """Take so many tokens as delivered already."""
+        self.next = tokens
+
     def begin(self, attempt: int) -> None:
         """Accept chunks of this attempt only; it must not be older than the last one."""
         if attempt < self._attempt:

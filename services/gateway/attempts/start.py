@@ -37,7 +37,9 @@ class AttemptLost(Exception):
         """Incarnations that the next attempt should avoid."""
 
 
-async def start_both(*, bus: Bus, clock: Clock, call: Call, plan: Plan, reply: ReplyTo) -> None:
+async def start_both(
+    *, bus: Bus, clock: Clock, call: Call, plan: Plan, reply: ReplyTo, offset: int
+) -> None:
     """Start decode and prefill at once; the same starts sent twice run once.
 
     Raises:
@@ -46,7 +48,9 @@ async def start_both(*, bus: Bus, clock: Clock, call: Call, plan: Plan, reply: R
     """
     placement = plan.placement
     not_after = min(clock.unix_ms() + _WINDOW_MS, call.deadline_ms)
-    starts = [_start(bus, clock, placement.decode, _decode_start(call, plan, reply, not_after))]
+    starts = [
+        _start(bus, clock, placement.decode, _decode_start(call, plan, reply, not_after, offset))
+    ]
     if placement.prefill is not None:
         message = _prefill_start(call, plan, reply, not_after)
         starts.append(_start(bus, clock, placement.prefill, message))
@@ -106,7 +110,9 @@ async def _stop(bus: Bus, clock: Clock, ref: WorkerRef, abort: Abort) -> None:
             return
 
 
-def _decode_start(call: Call, plan: Plan, reply: ReplyTo, not_after_ms: int) -> DecodeStart:
+def _decode_start(
+    call: Call, plan: Plan, reply: ReplyTo, not_after_ms: int, offset: int
+) -> DecodeStart:
     placement = plan.placement
     return DecodeStart(
         rid=call.rid,
@@ -120,6 +126,7 @@ def _decode_start(call: Call, plan: Plan, reply: ReplyTo, not_after_ms: int) -> 
         not_after_ms=not_after_ms,
         deadline_ms=call.deadline_ms,
         source=plan.source,
+        offset=offset,
     )
 
 

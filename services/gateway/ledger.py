@@ -14,7 +14,7 @@ from proto.ids import RequestId
 from proto.ledger import RequestRecord, RequestState, Sink, Usage
 from services.gateway.api import Call
 
-__all__ = ["Ending", "Ledger"]
+__all__ = ["Ending", "Ledger", "Taken"]
 
 _ACCEPT_TRIES = 3
 _PAUSE_S = 0.05
@@ -29,6 +29,14 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
 
 
+class Taken(Exception):
+    """The id of a call stands for a request that exists already."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        super().__init__(record.rid)
+        self.record = record
+
+
 class Ledger:
     """Records of the requests that this gateway owns."""
 
@@ -41,7 +49,8 @@ class Ledger:
         """Create the record of a call.
 
         Raises:
-            PdbusError: bus_unavailable; stale_attempt if the id is taken by another request.
+            Taken: there is another record of that id.
+            PdbusError: bus_unavailable.
         """
         record = RequestRecord(
             rid=call.rid,
@@ -59,16 +68,43 @@ class Ledger:
             try:
                 await self._store.create(call.rid, record)
             except Conflict as error:
-                found = await self._store.get(call.rid)
-                if found is None or found.value.sink != self.sink:
-                    raise PdbusError(ErrorCode.STALE_ATTEMPT, "the id is taken") from error
-                return found.value
+                found = await self.find(call.rid)
+                if found is None:
+                    continue
+                if found != record:
+                    raise Taken(found) from error
             except StoreUnknown:
+                # If it was written all the same, the next try meets our own record.
                 continue
             except BusDown as error:
                 raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error), retry_after_s=1) from error
             return record
         raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "the ledger does not answer", retry_after_s=1)
+
+    async def find(self, rid: RequestId) -> RequestRecord | None:
+        """Return the record of a request, if there is one.
+
+        Raises:
+            PdbusError: bus_unavailable.
+        """
+        try:
+            found = await self._store.get(rid)
+        except (BusDown, RequestTimeout) as error:
+            raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error), retry_after_s=1) from error
+        return found.value if found else None
+
+    async def take_over(self, record: RequestRecord) -> RequestRecord | None:
+        """Become the owner of a request whose gateway is gone; None if it changed meanwhile."""
+        try:
+            found = await self._store.get(record.rid)
+            if found is None or found.value.ended or found.value.sink != record.sink:
+                return None
+            sink = msgspec.structs.replace(self.sink, epoch=record.sink.epoch + 1)
+            mine = msgspec.structs.replace(found.value, sink=sink)
+            await self._store.update(record.rid, mine, found.revision)
+        except (Conflict, StoreUnknown, BusDown, RequestTimeout):
+            return None
+        return mine
 
     async def end(self, rid: RequestId, ending: Ending, *, within_s: float) -> RequestRecord | None:
         """Write a terminal state; return the record as it stands, or None if it is not known.
@@ -91,7 +127,7 @@ class Ledger:
             if found is None:
                 return None
             record = found.value
-            if record.ended or record.sink != self.sink:
+            if record.ended or record.sink.incarnation != self.sink.incarnation:
                 return record
             ended = msgspec.structs.replace(
                 record,

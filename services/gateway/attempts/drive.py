@@ -1,0 +1,267 @@
+"""Drives the attempts of one request until one of them completes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgspec
+
+from libs.bus.api import BusDown
+from libs.telemetry import count, get_logger, names
+from proto import subjects
+from proto.control import Cancel
+from proto.errors import ErrorCode, PdbusError
+from proto.events import EventKind
+from proto.gateway import FinishReason, TokenChunk
+from proto.ids import new_nonce
+from proto.ledger import Placement, Usage
+from proto.prefill import ReplyTo
+from proto.router import Plan
+from proto.workers import WorkerRef
+from services.gateway.api import Call, Delta
+from services.gateway.attempts.assembler import Assembler
+from services.gateway.attempts.follow import Follower
+from services.gateway.attempts.place import find_place
+from services.gateway.attempts.recovery import Recovery
+from services.gateway.attempts.start import AttemptLost, start_both, stop_both
+from services.gateway.ports import Ports
+
+__all__ = ["Attempts", "Outcome"]
+
+_NO_PLACE = frozenset({ErrorCode.NO_WORKER, ErrorCode.SATURATED, ErrorCode.VERSION_MISMATCH})
+_MOST = 100
+"""Attempt numbers have two digits."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a complete answer ended."""
+
+    finish: FinishReason
+    usage: Usage
+    attempt: int
+
+
+class Attempts:
+    """All attempts of one call.
+
+    Args:
+        emit: takes each chunk of the answer, in order and once.
+        started: called when an attempt runs on both sides.
+        first: number of the first attempt.
+        shown: what readers have already, from a stream that was followed before.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        call: Call,
+        *,
+        emit: Callable[[TokenChunk], None],
+        started: Callable[[], None],
+        first: int = 0,
+        shown: Sequence[Delta] = (),
+    ) -> None:
+        self.plan: Plan | None = None
+        self._ports = ports
+        self._call = call
+        self._emit = emit
+        self._started = started
+        self._number = first
+        self._assembler = Assembler()
+        self._recovery = Recovery(call.recover, call.sampling)
+        self._ids = bytearray()
+        self._text: list[str] = []
+        for delta in shown:
+            self._ids += delta.ids
+            self._text.append(delta.text)
+        self._assembler.resume(len(self._ids) // 4)
+
+    @property
+    def number(self) -> int:
+        """The newest attempt."""
+        return self.plan.placement.attempt if self.plan else self._number
+
+    async def run(self, joined: Placement | None = None) -> Outcome:
+        """Return when the answer is complete.
+
+        Args:
+            joined: an attempt that runs already and is followed from its beginning.
+
+        Raises:
+            PdbusError: no attempt could complete it; nothing runs any more for it.
+        """
+        lost: AttemptLost | None = None
+        while self._number < _MOST:
+            try:
+                return await self._attempt(lost, joined)
+            except AttemptLost as error:
+                lost, joined = error, None
+                await self._give_up(error)
+            except PdbusError as error:
+                if lost is not None and error.code in _NO_PLACE:
+                    # The cause is what the client should hear, not that there is no second place.
+                    raise PdbusError(lost.code, lost.detail) from error
+                raise
+        raise PdbusError(ErrorCode.INTERNAL, "too many attempts")
+
+    async def stop(self, reason: str) -> None:
+        """Make sure that nothing runs any more for the newest attempt, on either side."""
+        if self.plan is None:
+            return
+        call, placement = self._call, self.plan.placement
+        cancel = Cancel(rid=call.rid, attempt=placement.attempt, reason=reason)
+        try:
+            await self._ports.bus.publish(subjects.cancel(call.tenant, call.rid), cancel)
+        except BusDown:
+            get_logger().info("cancel not broadcast", rid=call.rid)
+        await stop_both(self._ports.bus, self._ports.clock, call, placement, reason)
+
+    # One attempt
+
+    async def _attempt(self, lost: AttemptLost | None, joined: Placement | None) -> Outcome:
+        ports = self._ports
+        rest = self._rest()
+        if joined is None:
+            self.plan = await self._place(rest, lost.suspects if lost else ())
+        else:
+            self.plan = Plan(placement=joined, source=None)
+        placement = self.plan.placement
+        self._number = placement.attempt
+        self._assembler.begin(placement.attempt)
+        sink = ports.ledger.sink
+        nonce = new_nonce(ports.clock.entropy)
+        reply = ReplyTo(gateway=sink.gateway, incarnation=sink.incarnation, nonce=nonce)
+        follower = Follower(
+            bus=ports.bus,
+            clock=ports.clock,
+            call=rest,
+            placement=placement,
+            assembler=self._assembler,
+            reply=reply,
+            joined=joined is not None,
+        )
+        ports.mailroom.open(nonce, follower.deliver)
+        try:
+            if joined is None:
+                await start_both(
+                    bus=ports.bus,
+                    clock=ports.clock,
+                    call=rest,
+                    plan=self.plan,
+                    reply=reply,
+                    offset=self._assembler.next,
+                )
+            self._started()
+            return await self._follow(follower)
+        finally:
+            ports.mailroom.shut(nonce)
+
+    async def _follow(self, follower: Follower) -> Outcome:
+        async with aclosing(follower.chunks()) as chunks:
+            async for chunk in chunks:
+                self._ids += chunk.ids
+                self._text.append(chunk.text)
+                if chunk.offset == 0 and chunk.count:
+                    self._ports.chronicle.fact(
+                        EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt
+                    )
+                self._emit(chunk)
+                if chunk.finish is not None:
+                    return self._outcome(chunk, chunk.finish)
+        raise PdbusError(ErrorCode.INTERNAL, "the stream ended without an end")
+
+    def _outcome(self, chunk: TokenChunk, finish: FinishReason) -> Outcome:
+        usage = Usage(
+            prompt_tokens=self._call.prompt_tokens,
+            completion_tokens=self._assembler.next,
+            cached_tokens=0 if self._recovery.migrations else chunk.cached_tokens,
+            migrations=self._recovery.migrations,
+        )
+        return Outcome(finish=finish, usage=usage, attempt=chunk.attempt)
+
+    def _rest(self) -> Call:
+        """Return what is still to be computed: the prompt grows by what was emitted."""
+        emitted = self._assembler.next
+        if not emitted:
+            return self._call
+        call = self._call
+        sampling = msgspec.structs.replace(
+            call.sampling, max_tokens=call.sampling.max_tokens - emitted
+        )
+        return replace(
+            call,
+            input_ids=call.input_ids + bytes(self._ids),
+            prompt_tokens=call.prompt_tokens + emitted,
+            sampling=sampling,
+        )
+
+    async def _place(self, rest: Call, exclude: tuple[WorkerRef, ...]) -> Plan:
+        ports, rid = self._ports, self._call.rid
+        asked_ms = ports.chronicle.now_ms()
+        plan = await find_place(
+            bus=ports.bus,
+            clock=ports.clock,
+            call=rest,
+            attempt=self._number,
+            sink=ports.ledger.sink,
+            exclude=exclude,
+        )
+        facts = _facts(plan)
+        now_ms = ports.chronicle.now_ms()
+        ports.chronicle.stage(EventKind.STAGE_PLACE, rid, self._number, asked_ms, now_ms, **facts)
+        ports.chronicle.fact(EventKind.REQUEST_ASSIGNED, rid, self._number, **facts)
+        return plan
+
+    # After a loss
+
+    async def _give_up(self, lost: AttemptLost) -> None:
+        """End a lost attempt; return if there may be another.
+
+        Raises:
+            PdbusError: there may not.
+        """
+        count(names.GATEWAY_ATTEMPTS, outcome="lost", error_code=str(lost.code))
+        await self.stop(f"attempt lost: {lost.code}")
+        emitted = self._assembler.next
+        now_s = self._ports.clock.monotonic()
+        refusal = self._recovery.refusal(
+            lost.code,
+            emitted=emitted,
+            text_is_whole=self._text_is_whole(),
+            left_s=(self._call.deadline_ms - self._ports.clock.unix_ms()) / 1000,
+        )
+        if refusal is None and not self._ports.budget.take(now_s):
+            refusal = "the budget of second attempts is spent"
+        get_logger().warning(
+            "attempt lost",
+            rid=self._call.rid,
+            attempt=self._number,
+            code=lost.code,
+            why=lost.detail,
+            final=refusal or "",
+        )
+        if refusal is not None:
+            raise PdbusError(lost.code, lost.detail) from lost
+        self._recovery.count(emitted=emitted)
+        self._number += 1
+        # A short pause, so that a fault that hits many does not become a burst.
+        await self._ports.clock.sleep(0.05 + self._ports.clock.entropy.getrandbits(6) / 1000)
+
+    def _text_is_whole(self) -> bool:
+        said = self._ports.texts.text_of(self._call.model, bytes(self._ids))
+        return said is not None and said == "".join(self._text)
+
+
+def _facts(plan: Plan) -> dict[str, str | float]:
+    placement = plan.placement
+    facts: dict[str, str | float] = {
+        "mode": str(placement.mode),
+        "decode": placement.decode.instance,
+        "prefill": placement.prefill.instance if placement.prefill else "",
+        "queued_s": plan.queued_s,
+        "candidates": plan.candidates,
+    }
+    facts.update({f"score.{term.name}": round(term.value, 4) for term in plan.terms})
+    return facts
