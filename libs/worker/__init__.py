@@ -1,8 +1,9 @@
 """What prefill and decode workers share: leases, tombstones, the engine's keeper, control verbs."""
 
 from libs.worker.attempt import Attempt, subject_of
+from libs.worker.controls import Verb
 from libs.worker.leases import Lease, LeaseTable
 from libs.worker.tombstones import Tombstones
-from libs.worker.worker import Verb, Worker
+from libs.worker.worker import Worker
 
 __all__ = ["Attempt", "Lease", "LeaseTable", "Tombstones", "Verb", "Worker", "subject_of"]

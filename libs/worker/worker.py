@@ -8,12 +8,11 @@ are served on subjects that carry its name, so a message to a dead engine never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from libs.bus.api import Bus, BusDown, Endpoint, Subscription
+from libs.bus.api import Bus, Endpoint, Subscription
 from libs.bus.patience import until_up
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
@@ -21,45 +20,32 @@ from libs.engine import Engine, EngineDead, EngineFactory
 from libs.fleet import Announcer
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
-from libs.telemetry import count, get_logger, names
+from libs.telemetry import get_logger
 from libs.worker.attempt import Attempt
+from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
 from libs.worker.leases import LeaseTable
+from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
 from proto import subjects
-from proto.base import Message
 from proto.control import (
-    Abort,
     Aborted,
     Cancel,
-    Drain,
-    Draining,
-    Inventory,
-    InventoryRequest,
 )
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
-from proto.gateway import AttemptFailed, StillHere, StreamMessage
+from proto.gateway import StillHere
 from proto.host import EngineReady
 from proto.ids import NOBODY, InstanceId, RequestId
 from proto.prefill import ReplyTo
 from proto.workers import LeaseSide, Role, WorkerLoad, WorkerRef, WorkerState
 
-__all__ = ["Verb", "Worker"]
+__all__ = ["Worker"]
 
 _BEAT_S = 1.0
 _RETAIN_S = 10.0
 _STOP_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A request that one kind of worker answers."""
-
-    name: str
-    request: type[Message]
-    handler: Callable[[Any], Awaitable[Message]]
 
 
 class Worker:
@@ -90,6 +76,7 @@ class Worker:
         self.role = role
         self.instance = instance
         self.chronicle = Chronicle(bus=bus, clock=clock, instance=instance)
+        self.speaker = Speaker(bus=bus, chronicle=self.chronicle, role=role)
         self.attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.tombstones = Tombstones()
         self.verbs: Sequence[Verb] = ()
@@ -220,32 +207,6 @@ class Worker:
         attempt.task = self.tasks.spawn(self._attend(attempt, work), name="attempt")
         return attempt
 
-    async def say(self, attempt: Attempt, message: StreamMessage) -> None:
-        """Tell all who follow; what is lost on the way is asked for again by replay."""
-        for subject in attempt.subjects():
-            await self.tell(subject, message)
-
-    async def tell(self, subject: str, message: StreamMessage) -> None:
-        """Tell one who follows."""
-        try:
-            await self.bus.publish(subject, message)
-        except BusDown:
-            count(names.STREAM_UNSENT, role=str(self.role))
-
-    async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
-        """Tell that the attempt is over; an aborted one has nobody who listens."""
-        if code is ErrorCode.CANCELLED:
-            if attempt.aborted is not None:
-                return
-            # Nobody ordered it: the other side has given up the transfer.
-            code = ErrorCode.KV_TRANSFER_FAILED
-        self.chronicle.fact(
-            EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
-        )
-        message = AttemptFailed(attempt=attempt.number, role=self.role, code=code, detail=detail)
-        attempt.log.append(message)
-        await self.say(attempt, message)
-
     async def abort(self, rid: RequestId, up_to: int, reason: str) -> Aborted:
         """Stop attempts of a request and refuse those that come later; harmless if unknown."""
         self.tombstones.bury(rid, up_to, self.clock.monotonic())
@@ -276,7 +237,7 @@ class Worker:
 
     async def _on_ready(self, engine: Engine, ready: EngineReady) -> None:
         self.ready = ready
-        for verb in self._all_verbs():
+        for verb in (*self.verbs, *control_verbs(self)):
             subject = subjects.worker(self.ref, verb.name)
             endpoint = Endpoint(verb.name, subject, verb.request, verb.handler)
             served = await until_up(self.clock, partial(self.bus.serve, endpoint))
@@ -309,15 +270,6 @@ class Worker:
         served, self._served = self._served, []
         for subscription in served:
             await subscription.close()
-
-    def _all_verbs(self) -> list[Verb]:
-        return [
-            *self.verbs,
-            Verb("abort", Abort, self._handle_abort),
-            Verb("release", Abort, self._handle_abort),
-            Verb("inventory", InventoryRequest, self._handle_inventory),
-            Verb("drain", Drain, self._handle_drain),
-        ]
 
     def _describe(self) -> Presence:
         ready = self.ready
@@ -355,24 +307,18 @@ class Worker:
 
     # Verbs and cancels
 
-    async def _handle_abort(self, message: Abort) -> Aborted:
-        return await self.abort(message.rid, message.attempt, message.reason)
+    def begin_drain(self) -> int:
+        """Refuse new work and ask the process to end; return the attempts still running.
 
-    async def _handle_inventory(self, _message: InventoryRequest) -> Inventory:
-        load = self.engine.load() if self.engine else None
-        return Inventory(
-            leases=self.leases.refs(self.clock.monotonic()),
-            tombstones=len(self.tombstones),
-            kv_used_tokens=load.kv_used_tokens if load else 0,
-        )
-
-    async def _handle_drain(self, _message: Drain) -> Draining:
+        Raises:
+            PdbusError: nothing here can end the process.
+        """
         if self._stop is None:
             raise PdbusError(ErrorCode.INTERNAL, "nothing here can end the process")
         # Announced before the process hears of it, so that nobody places work here meanwhile.
         self._become(WorkerState.DRAINING, "an operator drains it")
         self._stop()
-        return Draining(running=sum(not a.over for a in self.attempts.values()))
+        return sum(not a.over for a in self.attempts.values())
 
     def _on_cancel(self, _subject: str, message: Cancel) -> None:
         work = self.abort(message.rid, message.attempt, message.reason)
@@ -390,7 +336,7 @@ class Worker:
             why = attempt.aborted or "finished"
         except EngineDead as error:
             why = "engine gone"
-            await self.fail(attempt, self._lost, str(error))
+            await self.speaker.fail(attempt, self._lost, str(error))
         finally:
             attempt.over = True
             beat.cancel()
@@ -402,7 +348,7 @@ class Worker:
             await self.clock.sleep(_BEAT_S)
             if self._gateways.orphaned(attempt, self.clock.monotonic()):
                 await self.abort(attempt.rid, attempt.number, "no gateway follows any more")
-            await self.say(
+            await self.speaker.say(
                 attempt,
                 StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),
             )
@@ -424,7 +370,7 @@ class Worker:
 
     async def _abort_all(self) -> None:
         for attempt in [a for a in self.attempts.values() if not a.over]:
-            await self.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
+            await self.speaker.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
             attempt.aborted = "drained"
             await self._abort_job(attempt)
         if not await self._settled(_STOP_S):

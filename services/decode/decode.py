@@ -104,7 +104,7 @@ class DecodeService:
         attempt.listen(ask.reply)
         subject = subject_of(ask.reply)
         for message in again:
-            await self.worker.tell(subject, message)
+            await self.worker.speaker.tell(subject, message)
         return Replayed(chunks=len(again), first=attempt.offset)
 
     async def _run(self, attempt: Attempt, start: DecodeStart) -> None:
@@ -143,7 +143,7 @@ class DecodeService:
                 await self._finish(attempt, start, output, first_ms)
             else:
                 claimed.cancel()
-                await self._break(attempt, start, output, first_ms)
+                await self._break(attempt, output, first_ms)
 
     async def _settle_claim(
         self, attempt: Attempt, claimed: asyncio.Task[ErrorCode | None]
@@ -165,7 +165,7 @@ class DecodeService:
         attempt.produced += chunk.count
         attempt.log.append(chunk)
         count(names.DECODE_TOKENS, chunk.count)
-        await self.worker.say(attempt, chunk)
+        await self.worker.speaker.say(attempt, chunk)
 
     async def _finish(
         self, attempt: Attempt, start: DecodeStart, done: JobFinished, first_ms: float | None
@@ -184,20 +184,20 @@ class DecodeService:
             cached_tokens=done.cached_tokens,
         )
         attempt.log.append(chunk)
-        await self.worker.say(attempt, chunk)
+        await self.worker.speaker.say(attempt, chunk)
         tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
 
-    async def _break(
-        self, attempt: Attempt, start: DecodeStart, failed: JobFailed, first_ms: float | None
-    ) -> None:
+    async def _break(self, attempt: Attempt, failed: JobFailed, first_ms: float | None) -> None:
         attempt.quiet = True
         tell_cut(self.worker.chronicle, attempt, failed.code, first_ms)
-        if failed.transfer is not None and start.source is not None:
+        moved = failed.transfer
+        short = moved is not None and moved.moved_bytes != moved.expected_bytes
+        if moved is not None and short and attempt.aborted is None:
             get_logger().warning(
                 "kv transfer failed",
                 rid=attempt.rid,
-                lane=failed.transfer.lane,
-                moved_bytes=failed.transfer.moved_bytes,
-                expected_bytes=failed.transfer.expected_bytes,
+                lane=moved.lane,
+                moved_bytes=moved.moved_bytes,
+                expected_bytes=moved.expected_bytes,
             )
-        await self.worker.fail(attempt, failed.code, failed.detail)
+        await self.worker.speaker.fail(attempt, failed.code, failed.detail)

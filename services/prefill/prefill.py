@@ -92,7 +92,7 @@ class PrefillService:
                 attempt.quiet = True
                 done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True)
                 attempt.log.append(done)
-                await worker.say(attempt, done)
+                await worker.speaker.say(attempt, done)
             elif isinstance(output, JobFailed):
                 attempt.quiet = True
                 worker.chronicle.cut(
@@ -102,7 +102,7 @@ class PrefillService:
                     attempt.started_ms,
                     output.code,
                 )
-                await worker.fail(attempt, output.code, output.detail)
+                await worker.speaker.fail(attempt, output.code, output.detail)
 
     def _tell(self, attempt: Attempt, done: JobFinished) -> None:
         chronicle = self.worker.chronicle

@@ -53,6 +53,8 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float = 3600.0
     max_bytes: int = -1
     replicas: int = 1
+    in_memory: bool = False
+    """Keep records off the disk; they are lost when the server ends."""
 
     def to_stream(self) -> StreamSpec:
         """Return the stream that holds the bucket, as ADR-8 wants it."""
@@ -66,6 +68,7 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
             discard_new=True,
             replicas=self.replicas,
             record=True,
+            in_memory=self.in_memory,
         )
 
 

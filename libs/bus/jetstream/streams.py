@@ -73,7 +73,7 @@ class _StreamReply(msgspec.Struct, frozen=True):
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as pdbus declares it: file storage, limits, direct reads. Times are seconds."""
+    """A stream as pdbus declares it: limits and direct reads. Times are seconds."""
 
     name: str
     subjects: tuple[str, ...]
@@ -86,6 +86,8 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     record: bool = False
     """Whether it is the stream of a KV bucket (roll-ups allowed, deletions denied)."""
+    in_memory: bool = False
+    """Keep it off the disk; it is lost when the server ends."""
 
     def to_config(self) -> StreamConfig:
         """Return it in nats-py's words."""
@@ -94,7 +96,7 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
             description=self.description,
             subjects=list(self.subjects),
             retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
+            storage=StorageType.MEMORY if self.in_memory else StorageType.FILE,
             discard=DiscardPolicy.NEW if self.discard_new else DiscardPolicy.OLD,
             max_age=self.max_age_s,
             max_bytes=self.max_bytes,
@@ -162,7 +164,7 @@ def _compare(found: _StreamConfig, spec: StreamSpec) -> None:
         "subjects": sorted(spec.subjects),
         "max_age_s": spec.max_age_s,
         "per_subject": spec.per_subject,
-        "storage": "file",
+        "storage": "memory" if spec.in_memory else "file",
         "allow_direct": True,
     }
     there = {

@@ -130,7 +130,8 @@ def test_a_suspect_is_used_only_where_there_is_no_other() -> None:
     (found,) = candidates(ask(exclude=(bad,)), fleet, Pending(), 0.1)
     assert found.prefill is not None
     assert found.prefill.ref != bad
-    both = tuple(found.prefill.ref for found in candidates(ask(), fleet, Pending(), 0.1) if found.prefill)
+    everyone = candidates(ask(), fleet, Pending(), 0.1)
+    both = tuple(place.prefill.ref for place in everyone if place.prefill)
     assert len(candidates(ask(exclude=both), fleet, Pending(), 0.1)) == 2
 
 
