@@ -86,6 +86,12 @@ class Process:
         """Push pages."""
         self.handles["offer", room].push(**more)
 
+    def offer_all(self, rooms: dict[str, list[int]]) -> None:
+        """Offer and push several rooms whole, one right after the other."""
+        for room, pages in rooms.items():
+            self.offer(int(room))
+            self.push(int(room), pages=pages, first_page=0, last=True, row=0)
+
     def state(self, side: str, room: int) -> str:
         """Return a state's name."""
         return self.handles[side, room].state.name

@@ -129,8 +129,7 @@ def test_a_small_room_passes_a_big_one(pair, room: int) -> None:
     big = list(range(PAGES - 100)) * 20
     decode("fetch", source=prefill.address, room=room, pages=big, row=0, tokens=1)
     decode("fetch", source=prefill.address, room=room + 1, pages=[PAGES - 1], row=1, tokens=1)
-    offer(prefill, room, big)
-    offer(prefill, room + 1, [PAGES - 1])
+    prefill("offer_all", rooms={room: big, room + 1: [PAGES - 1]})
     for place in (0, 1):
         assert decode("wait", side="fetch", room=room + place)["state"] == "DONE"
     for peer in pair:
