@@ -56,4 +56,6 @@ class Event(Message, frozen=True, kw_only=True):
     def dedup_key(self) -> str:
         """The same fact published twice is stored once."""
         side = self.data.get("side", "")
-        return f"{self.rid}:{self.attempt}:{self.kind}:{self.instance}:{side}"
+        # What belongs to no request may happen again: there the time is a part of the fact.
+        whose = self.rid or f"at{self.at_ms}"
+        return f"{whose}:{self.attempt}:{self.kind}:{self.instance}:{side}"

@@ -39,6 +39,10 @@ _STOP_S = 5.0
 _ORPHAN_STOP_S = 1.0
 """The same when the service is gone and nobody waits."""
 _FLUSH_S = 1.0
+_SWITCH_S = 0.0005
+"""How long a busy Python thread may keep the interpreter from the data plane's thread. With the
+default of 5 ms each step of a transfer waits that long behind a running scheduler. Forked children
+inherit it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--options", required=True, help="HostOptions as JSON")
     given = parser.parse_args(arguments)
     faulthandler.enable()
+    sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)

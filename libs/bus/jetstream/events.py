@@ -97,7 +97,7 @@ class Emitter:
         self._overflowing = False
         subject = event(fact.kind, fact.rid)
         # Without a request there is nothing but the time to tell two facts apart.
-        key = fact.dedup_key if fact.rid is not None else f"{fact.dedup_key}:{fact.at_ms}"
+        key = fact.dedup_key
         self._waiting.append(_Waiting(subject, encode(fact), key))
         self._empty.clear()
         self._work.set()
