@@ -174,16 +174,17 @@ async def test_a_request_is_one_trace_of_its_caller(
     assert line["trace_id"] == trace
 
 
-async def test_spans_say_what_the_work_was(
+async def test_the_http_span_says_what_was_asked_and_answered(
     stack: RunningStack, collector: Collector, trace: str
 ) -> None:
-    """Model, tokens, bytes, lane, places and subjects stand on the spans they belong to."""
-    body = chat_body("Say what the work was", max_tokens=7, ignore_eos=True)
+    """The root has the conventional attributes of HTTP and of GenAI."""
+    body = chat_body("Say what was asked", max_tokens=7, ignore_eos=True)
     reply = await post(stack.port, body, headers=headers(trace))
     usage = reply.json["usage"]
-    tree = await whole(collector, lambda: collector.trace(trace))
+    await collector.until(lambda: collector.trace(trace).all(HTTP))
+    found = collector.trace(trace).one(HTTP).attributes
     assert (
-        tree.one(HTTP).attributes.items()
+        found.items()
         >= {
             "http.request.method": "POST",
             "http.route": "/v1/chat/completions",
@@ -203,7 +204,17 @@ async def test_spans_say_what_the_work_was(
             "gen_ai.usage.output_tokens": 7,
         }.items()
     )
-    assert tree.one(HTTP).attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert found["gen_ai.response.time_to_first_chunk"] > 0
+
+
+async def test_stage_spans_say_what_the_work_was(
+    stack: RunningStack, collector: Collector, trace: str
+) -> None:
+    """Tokens, bytes, lane, places and subjects stand on the spans that they belong to."""
+    body = chat_body("Say what the work was", max_tokens=7, ignore_eos=True)
+    reply = await post(stack.port, body, headers=headers(trace))
+    usage = reply.json["usage"]
+    tree = await whole(collector, lambda: collector.trace(trace))
     prefill = tree.one(f"process {PREFILL}").instance
     decode = tree.one(f"process {DECODE}").instance
     assert (

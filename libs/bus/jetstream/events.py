@@ -96,9 +96,7 @@ class Emitter:
             return
         self._overflowing = False
         subject = event(fact.kind, fact.rid)
-        # Without a request there is nothing but the time to tell two facts apart.
-        key = fact.dedup_key
-        self._waiting.append(_Waiting(subject, encode(fact), key))
+        self._waiting.append(_Waiting(subject, encode(fact), fact.dedup_key))
         self._empty.clear()
         self._work.set()
 

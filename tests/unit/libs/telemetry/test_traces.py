@@ -14,6 +14,7 @@ from libs.telemetry import (
     attach,
     attributes,
     linked_root,
+    mark_failed,
     record_span,
     set_attributes,
     span,
@@ -119,6 +120,22 @@ def test_work_that_nobody_waits_for_links_to_its_cause(spans: InMemorySpanExport
     finished = spans.get_finished_spans()[0]
     assert finished.parent is None
     assert [f"{link.context.trace_id:032x}" for link in finished.links] == [TRACE]
+
+
+def test_what_follows_from_an_unsampled_request_is_not_recorded(spans: InMemorySpanExporter):
+    """A linked root of a caller that does not sample leaves nothing."""
+    with linked_root("cleanup", (UNSAMPLED, None)):
+        pass
+    assert spans.get_finished_spans() == ()
+
+
+def test_a_span_can_be_marked_as_failed(spans: InMemorySpanExporter):
+    """Work that ends badly without an exception gets status and code all the same."""
+    with span("work"):
+        mark_failed("cancelled")
+    (finished,) = spans.get_finished_spans()
+    assert finished.status.status_code is StatusCode.ERROR
+    assert dict(finished.attributes or {})[attributes.ERROR_TYPE] == "cancelled"
 
 
 def test_attributes_can_be_added_inside(spans: InMemorySpanExporter):
