@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription
 
 from libs.bus.api import BusError, Endpoint
 from libs.bus.connect import BusNotStarted, Link
-from libs.bus.endpoints import ServedEndpoint, TaskOwner
+from libs.bus.endpoints import ServedEndpoint, TaskOwner, about
 from libs.bus.jetstream import BucketSpec, Emitter, NatsStore, event_stream, read_events
 from libs.bus.patience import until_up
 from libs.bus.service import ServiceApi, ServiceIdentity
@@ -135,8 +135,9 @@ class NatsBus:
         self._asking += 1
         self._quiet.clear()
         try:
-            with span(names.span_send(name), facts, kind=SpanKind.PRODUCER):
+            with span(names.span_send(name), facts, kind=SpanKind.PRODUCER) as current:
                 data = encode(message)
+                current.set_attributes(about(message, data))
                 msg = await self.link.ask(subject, data, _trace_headers(), timeout_s)
                 return _understand(msg, reply)
         except (BusError, PdbusError) as error:

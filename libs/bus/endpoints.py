@@ -19,7 +19,7 @@ from proto.errors import ErrorCode, ErrorReply, PdbusError, spec_of
 from proto.headers import SERVICE_ERROR, SERVICE_ERROR_CODE, TRACEPARENT, TRACESTATE
 from proto.subjects import template
 
-__all__ = ["ServedEndpoint", "TaskOwner"]
+__all__ = ["ServedEndpoint", "TaskOwner", "about"]
 
 
 class TaskOwner(Protocol):
@@ -127,8 +127,10 @@ class ServedEndpoint:
     async def _handle(self, msg: Msg) -> ErrorReply | None:
         """Run the handler and send its reply; return what to refuse with, if it failed."""
         try:
-            with span(self._span, self._attributes, kind=SpanKind.CONSUMER):
-                reply = await self.endpoint.handler(self._understand(msg.data))
+            with span(self._span, self._attributes, kind=SpanKind.CONSUMER) as current:
+                request = self._understand(msg.data)
+                current.set_attributes(about(request, msg.data))
+                reply = await self.endpoint.handler(request)
                 await self._respond(msg, encode(reply), None)
         except PdbusError as error:
             return ErrorReply(
@@ -172,3 +174,12 @@ class ServedEndpoint:
             get_logger().warning("reply not sent: bus down", endpoint=self.endpoint.name)
         except TooLarge as error:
             raise PdbusError(ErrorCode.INTERNAL, "reply too large") from error
+
+
+def about(message: Message, data: bytes) -> dict[str, str | int]:
+    """Return what a span says of a message: its size, and the request that it belongs to."""
+    facts: dict[str, str | int] = {attributes.MESSAGING_BODY_SIZE: len(data)}
+    rid = getattr(message, "rid", None)
+    if rid is not None:
+        facts[attributes.MESSAGING_CONVERSATION] = rid
+    return facts

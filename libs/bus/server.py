@@ -76,7 +76,7 @@ def server_config(options: ServerOptions) -> str:
             "jetstream {",
             f"  store_dir: {quote(options.store_dir)}",
             f"  max_file_store: {options.max_file_store}",
-            "  max_memory_store: 64MB",
+            "  max_memory_store: 320MB",  # kept results may take 256 MiB of it
         ]
         if options.sync_interval is not None:
             lines.append(f"  sync_interval: {quote(options.sync_interval)}")

@@ -104,6 +104,7 @@ class _Process(Generic[SettingsT]):
         self._instance = instance
         self._incarnation: Incarnation = new_incarnation(clock.entropy)
         self._stop = asyncio.Event()
+        self._signalled = False
         self._bus: NatsBus | None = None
         self._service: Service | None = None
 
@@ -208,9 +209,11 @@ class _Process(Generic[SettingsT]):
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        if self._stop.is_set():
+        if self._signalled:
             # The operator does not want to wait.
             os._exit(EXIT_START)
+        # A signal after an order over the bus is the first one: it asks for what goes on already.
+        self._signalled = True
         get_logger().info("stop requested", signal=signal.Signals(number).name)
         self._stop.set()
 

@@ -23,11 +23,14 @@ class Slots:
         """Hold a slot; the same ask again gets the same answer.
 
         Raises:
-            PdbusError: saturated, and all that `Worker.admit` raises.
+            PdbusError: saturated, stale_attempt, and all that `Worker.admit` raises.
         """
         worker = self._worker
         ready = worker.admit(ask.rid, ask.attempt, ask.compat, ask.not_after_ms)
         if worker.leases.get(ask.rid, ask.attempt) is None:
+            if (ask.rid, ask.attempt) in worker.attempts:
+                # A copy that comes after the end: nobody would ever start, or free, what it holds.
+                raise PdbusError(ErrorCode.STALE_ATTEMPT, "the attempt has run here already")
             self._check_room(ask, ready)
             worker.tasks.spawn(self._expire(ask), name="reservation")
         lease = worker.leases.open(ask.rid, ask.attempt, ask.tokens, worker.clock.monotonic())

@@ -17,6 +17,7 @@ from typing import Any
 
 import nats
 import pytest
+from nats.js.api import StorageType
 from tokenizers import Tokenizer
 
 from tests.support.http_client import Exchange, Reply, chat_body, get, post
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 SERVICES = ("gateway", "router", "prefill", "decode", "cleanup")
 TOO_LONG = 9000
+RESULTS = "KV_PDBUS_RESULTS"
 
 PREFILL_FAULTS = [
     {"when": "prefill", "action": "error", "text": "prefill fails"},
@@ -57,6 +59,7 @@ class Scene:
     word: str = field(default_factory=lambda: f"canary{secrets.token_hex(6)}")
     rids: list[str] = field(default_factory=list[str])
     answers: list[Reply] = field(default_factory=list[Reply])
+    kept: list[Reply] = field(default_factory=list[Reply])
     failures: list[Reply] = field(default_factory=list[Reply])
     refusals: list[Reply] = field(default_factory=list[Reply])
     written: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -107,6 +110,10 @@ async def play(scene: Scene, stack: RunningStack) -> None:
         scene.answers.append(await post(port, stopped))
         for text in ("prefill fails", "decode fails", "lost on the way"):
             scene.failures.append(await post(port, scene.ask(text, stream=stream)))
+        keyed = scene.ask("Keep it:", stream=stream)
+        key = {"idempotency-key": f"key-{stream}"}
+        # The second one is answered from what was kept of the first.
+        scene.kept += [await post(port, keyed, headers=key) for _ in range(2)]
         exchange = await Exchange.open(
             port,
             "POST",
@@ -121,7 +128,7 @@ async def play(scene: Scene, stack: RunningStack) -> None:
         exchange.hang_up()
     for body in bad_bodies(scene):
         scene.refusals.append(await post(port, body))
-    everything = [*scene.answers, *scene.failures, *scene.refusals]
+    everything = [*scene.answers, *scene.kept, *scene.failures, *scene.refusals]
     scene.rids = [reply.rid for reply in everything]
 
 
@@ -157,18 +164,20 @@ async def watch(scene: Scene, stack: RunningStack) -> None:
     scene.written["metrics"] = b"".join(page.body for page in pages)
     client = await nats.connect(stack.record.nats_url)
     jetstream = client.jetstream()
-    found = b""
+    found = {True: b"", False: b""}
     streams = [info.config.name or "" for info in await jetstream.streams_info()]
     assert {"PDBUS_EVENTS", "KV_PDBUS_REQUESTS"} <= set(streams)
     for stream in streams:
         info = await jetstream.stream_info(stream)
+        kept = stream == RESULTS
+        assert info.config.storage == (StorageType.MEMORY if kept else StorageType.FILE)
         for number in range(info.state.first_seq, info.state.last_seq + 1):
             try:
                 msg = await jetstream.get_msg(stream, number)
             except nats.js.errors.NotFoundError:
                 continue  # an older revision of a record
-            found += f"{msg.subject} {msg.headers} ".encode() + (msg.data or b"")
-    scene.written["streams"] = found
+            found[kept] += f"{msg.subject} {msg.headers} ".encode() + (msg.data or b"")
+    scene.written["streams"], scene.written["results"] = found[False], found[True]
     inbox = client.new_inbox()
     answers = await client.subscribe(inbox)
     for verb in ("INFO", "STATS"):
@@ -182,6 +191,12 @@ def files(folder: Path, pattern: str = "**/*") -> bytes:
     """Return the contents of all files that match."""
     found = sorted(path for path in folder.glob(pattern) if path.is_file())
     return b"".join(path.read_bytes() for path in found)
+
+
+def request_of(reply: Reply) -> bytes:
+    """Return the id of the request behind an answer: a key stands for the first one's."""
+    answer = reply.events[0] if reply.is_stream else reply.json
+    return answer["id"].removeprefix("chatcmpl-").encode()
 
 
 def test_the_word_went_through_the_stack(scene: Scene) -> None:
@@ -209,6 +224,17 @@ def test_no_text_is_written(scene: Scene, where: str) -> None:
     at = written.find(word)
     assert at < 0, written[max(0, at - 300) : at + 100]
     assert scene.tokens not in written
+
+
+def test_only_the_memory_of_keyed_answers_has_text(scene: Scene) -> None:
+    """An answer is kept where its client gave a key for asking again, and only off the disk."""
+    assert all(scene.word in reply.text for reply in scene.kept)
+    results = scene.written["results"]
+    assert results.count(RESULTS.removeprefix("KV_").encode()) == 2
+    for reply in scene.kept:
+        assert request_of(reply) in results
+    for reply in scene.answers:
+        assert request_of(reply) not in results
 
 
 def test_each_request_is_in_the_logs(scene: Scene) -> None:

@@ -115,7 +115,7 @@ async def test_info_names_the_endpoints(stack: RunningStack, client: Client) -> 
     """INFO lists each verb with a subject that this instance answers, and its queue group."""
     infos = {info.name: info for info in await ask(client, ServiceInfo, ServiceVerb.INFO)}
     for name, info in infos.items():
-        assert {e.name for e in info.endpoints} == ENDPOINTS.get(name, set())
+        assert ENDPOINTS.get(name, set()) <= {e.name for e in info.endpoints}
         for endpoint in info.endpoints:
             assert endpoint.subject.startswith(f"pdbus.v1.{name}.")
             assert endpoint.queue_group == ("router" if name == "router" else "")

@@ -33,6 +33,8 @@ _TICK_S = 0.5
 _PROBE_S = 0.5
 _BUS_S = 4.0
 """How long a running request survives without a bus."""
+_ECHO_S = 0.2
+"""How long a failed transfer, told by decode, waits for what prefill has to say of the cause."""
 _MOST_REPLAYS = 40
 
 
@@ -65,6 +67,8 @@ class Follower:
         self._prefill_done = joined or placement.prefill is None
         self._joining = joined
         self._gone: dict[Role, float] = {}
+        self._failed: AttemptFailed | None = None
+        self._failed_s = 0.0
         self._replays = 0
 
     def deliver(self, message: StreamMessage) -> None:
@@ -86,6 +90,7 @@ class Follower:
             while self._inbox:
                 for chunk in self._take(self._inbox.popleft()):
                     yield chunk
+            self._check_failure()
             if self._assembler.complete:
                 return
             if self._assembler.gap:
@@ -98,8 +103,9 @@ class Follower:
             return
         self._arrived.clear()
         left_s = (self._call.deadline_ms - self._clock.unix_ms()) / 1000
+        tick_s = _TICK_S if self._failed is None else _ECHO_S
         try:
-            async with asyncio.timeout(max(0.0, min(_TICK_S, left_s))):
+            async with asyncio.timeout(max(0.0, min(tick_s, left_s))):
                 await self._arrived.wait()
         except TimeoutError:
             return
@@ -117,7 +123,8 @@ class Follower:
         if isinstance(message, StillHere):
             self._hear(message, now)
             return []
-        raise self._failure(message)
+        self._hear_failure(message, now)
+        return []
 
     def _hear(self, message: StillHere, now: float) -> None:
         if message.role is Role.PREFILL:
@@ -128,6 +135,21 @@ class Follower:
         if message.offset > self._assembler.next:
             # Messages of one sender come in order: what is behind us was lost on the way.
             self._decode_heard_s = now - _SILENT_S
+
+    def _hear_failure(self, failed: AttemptFailed, now: float) -> None:
+        """Keep a failure; prefill's own word counts more than what decode saw of it."""
+        if self._failed is None or failed.role is Role.PREFILL:
+            self._failed = failed
+            self._failed_s = now
+
+    def _check_failure(self) -> None:
+        failed = self._failed
+        if failed is None:
+            return
+        echo = failed.code is ErrorCode.KV_TRANSFER_FAILED and failed.role is not Role.PREFILL
+        waited = self._clock.monotonic() - self._failed_s
+        if not echo or self._prefill_done or waited >= _ECHO_S:
+            raise self._failure(failed)
 
     def _failure(self, failed: AttemptFailed) -> Exception:
         if failed.code is ErrorCode.CANCELLED:

@@ -134,15 +134,12 @@ class Coordinator:
 
     async def _open_keyed(self, call: Call) -> Reader | None:
         """Return a reader, or None if the request of this id failed and is forgotten."""
-        running = self._calls.get(call.rid)
-        if running is not None:
-            _check_digest(running.call.digest, call)
-            return await running.read()
-        record = await self._ledger.find(call.rid)
+        record = None if call.rid in self._calls else await self._ledger.find(call.rid)
         if record is None:
             running = self._calls.get(call.rid) or self._begin(call, None)
             _check_digest(running.call.digest, call)
             try:
+                # Whoever reads it learns that another gateway was first, not only who began it.
                 return await running.read()
             except Taken as taken:
                 record = taken.record

@@ -106,6 +106,8 @@ class ChatAnswer:
         live = await self.calls.open(self.asked.call)
         self.live = live
         # With a key the request may be an older one.
+        if self.exchange.request_id == self.exchange.rid:
+            self.exchange.request_id = live.rid
         self.exchange.rid = live.rid
         self.tally.stage = Stage.FIRST
         ended = False

@@ -62,8 +62,17 @@ def test_the_owners_word_frees_at_once() -> None:
     """`lease.ended` takes the lease out, once."""
     watch = LeaseWatch()
     watch.hear(beat(1, LEASE), 0.0)
-    assert watch.ended(LEASE.lease)
-    assert watch.ended(LEASE.lease) is None
+    assert watch.ended(LEASE.lease, 1.0)
+    assert watch.ended(LEASE.lease, 1.0) is None
+
+
+def test_a_late_heartbeat_does_not_open_an_ended_lease_again() -> None:
+    """An inventory that was sent before the owner's word proves nothing new."""
+    watch = LeaseWatch()
+    watch.hear(beat(1, LEASE), 0.0)
+    watch.ended(LEASE.lease, 1.0)
+    watch.hear(beat(2, LEASE), 1.1)
+    assert len(watch) == 0
 
 
 def test_a_dead_incarnation_frees_its_leases() -> None:
