@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.models.hashes import hash_folder
-from libs.models.vocabulary import write_byte_tokenizer
+from libs.models.vocabulary import byte_vocabulary, write_tokenizer
 from libs.text import ModelText, ModelTextError, Tokenizer, Turn, tokenizer_digest
 from libs.text.tokenizer import pack_ids, unpack_ids
 
@@ -23,7 +23,7 @@ CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a byte tokenizer and a config."""
-    write_byte_tokenizer(tmp_path)
+    write_tokenizer(tmp_path, byte_vocabulary())
     write(tmp_path, "config.json", CONFIG)
     return tmp_path
 
@@ -182,5 +182,5 @@ def test_there_is_no_bound_where_text_may_be_dropped(folder: Path, change: dict[
 @cache
 def byte_tokenizer() -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        write_byte_tokenizer(Path(folder))
+        write_tokenizer(Path(folder), byte_vocabulary())
         return Tokenizer.load(Path(folder))
