@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ops.cli.errors import CommandError
-from ops.cli.stack.layout import StackOptions
+from ops.cli.stack.layout import GRACE_S, StackOptions
 
 __all__ = ["STATE_DIR", "StackArguments", "command_line"]
 
@@ -41,6 +41,11 @@ class StackArguments:
     """What runs the model; `scripted` needs no weights and answers nonsense, fast."""
     model: str | None = None
     """smollm2, tiny, scripted, a local folder, or a hub id."""
+    recover: Literal["never", "greedy", "any"] = "never"
+    """Whether an answer whose decode was lost goes on with another one: never; only where the next
+    token does not depend on chance; or always where it can be right."""
+    grace: Annotated[float, Parameter(validator=Number(gte=0, lte=3600))] = GRACE_S
+    """Seconds that running requests may take once their process is told to end."""
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000
     """Port of the first gateway on 127.0.0.1; 0 takes a free one."""
     state_dir: Path = STATE_DIR
@@ -74,6 +79,8 @@ class StackArguments:
             cleanups=self.cleanups,
             engine=self.engine,
             model=str(local.resolve()) if local.is_dir() else model,
+            recover=self.recover,
+            grace_s=self.grace,
             port=self.port,
         )
 
@@ -89,6 +96,8 @@ def command_line(options: StackOptions) -> list[str]:
         "cleanups": options.cleanups,
         "engine": options.engine,
         "model": options.model,
+        "recover": options.recover,
+        "grace": options.grace_s,
         "port": options.port,
         "state-dir": options.state_dir,
         "models-dir": options.models_dir,

@@ -15,12 +15,14 @@ from rich.console import Console
 from ops.cli.arguments import STATE_DIR, StackArguments, command_line
 from ops.cli.chat import Answer, Question, ask
 from ops.cli.errors import CommandError
+from ops.cli.operate import COMMANDS
 from ops.cli.run import run as run_stack
 from ops.cli.stack.record import running_stack
 from ops.cli.up import bring_down, bring_up, bring_up_detached
 from ops.cli.views.display import display_for
 from ops.cli.views.link import fleet_of, read_events
 from ops.cli.views.logs import last_lines
+from ops.cli.views.screen import screen
 from ops.cli.views.trace import gather, request_id
 from ops.cli.views.waterfall import build, render
 from ops.cli.views.workers import table
@@ -60,7 +62,7 @@ def run_program(arguments: list[str]) -> int:
 def make_app() -> App:
     """Return the program with all its commands."""
     app = App(name="pdbus", help=_HELP, version_flags=())
-    for command in (up, down, run, chat, workers, trace, logs):
+    for command in (up, down, run, chat, workers, *COMMANDS, trace, logs):
         app.command(command)
     return app
 
@@ -148,7 +150,7 @@ def workers(*, json: Switch = False, nats: str | None = None, state_dir: Path = 
         for beat in beats:
             sys.stdout.write(msgspec.json.encode(beat).decode() + "\n")
     else:
-        Console().print(table(beats))
+        screen().print(table(beats))
 
 
 def trace(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from proto.ledger import Usage
 from proto.openai.api import Answer
 
-__all__ = ["PromptTokensDetails", "UsageInfo", "usage_info"]
+__all__ = ["PromptTokensDetails", "UsageExtension", "UsageInfo", "usage_info"]
 
 
 class PromptTokensDetails(Answer, frozen=True, kw_only=True):
     """What became of the prompt's tokens."""
 
     cached_tokens: int = 0
+
+
+class UsageExtension(Answer, frozen=True, kw_only=True):
+    """What OpenAI's `usage` has no word for."""
+
+    migrations: int
+    """Times the answer went on with another decode after its first token."""
 
 
 class UsageInfo(Answer, frozen=True, kw_only=True):
@@ -21,6 +30,8 @@ class UsageInfo(Answer, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    x_pdbus: UsageExtension | UnsetType = UNSET
+    """Only where there is something to tell."""
 
 
 def usage_info(usage: Usage) -> UsageInfo:
@@ -30,4 +41,5 @@ def usage_info(usage: Usage) -> UsageInfo:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        x_pdbus=UsageExtension(migrations=usage.migrations) if usage.migrations else UNSET,
     )

@@ -37,7 +37,7 @@ def tell_stages(
         attempt.number,
         first_ms,
         now_ms,
-        tokens=attempt.produced,
+        tokens=attempt.produced - attempt.offset,
         finish=str(done.finish),
     )
 
@@ -50,7 +50,7 @@ def tell_cut(
     if first_ms is None:
         chronicle.cut(EventKind.STAGE_FIRST_TOKEN, rid, number, attempt.started_ms, code)
     else:
-        tokens = attempt.produced
+        tokens = attempt.produced - attempt.offset
         chronicle.cut(EventKind.STAGE_DECODE, rid, number, first_ms, code, tokens=tokens)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,9 +119,22 @@ class Exchange:
         body: bytes = b"",
         kind: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        *,
+        receive_bytes: int | None = None,
     ) -> Exchange:
-        """Connect and send a request."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        """Connect and send a request.
+
+        `receive_bytes` bounds what waits unread on this side, so that a slow reader is felt by the
+        other one.
+        """
+        if receive_bytes is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        else:
+            with socket.socket() as made:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+                made.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
+                reader, writer = await asyncio.open_connection(sock=made.dup(), limit=receive_bytes)
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n"
@@ -137,6 +151,19 @@ class Exchange:
             async with asyncio.timeout(timeout_s):
                 while data := await self._reader.read(65536):
                     self._take(data)
+        except ConnectionError:
+            pass  # the reply shows how far it came
+        finally:
+            self.hang_up()
+        return self.reply
+
+    async def sip(self, size: int, pause_s: float, timeout_s: float = 30.0) -> Reply:
+        """Read as `finish` does, but at most `size` bytes at a time, with pauses."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while data := await self._reader.read(size):
+                    self._take(data)
+                    await asyncio.sleep(pause_s)
         except ConnectionError:
             pass  # the reply shows how far it came
         finally:

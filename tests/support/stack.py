@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ops.cli.stack.record import SlotRecord, SlotState, StackRecord, StackState, holder, load
 
-__all__ = ["RunningStack", "StackFailed", "run_stack"]
+__all__ = ["RunningStack", "StackFailed", "run_stack", "start_stack"]
 
 POLL_S = 0.02
 READY_TIMEOUT_S = 60.0
@@ -124,22 +124,25 @@ class RunningStack:
         raise StackFailed(f"{what} after {timeout_s:g} s: {self.pids()}\n{self.last_words()}")
 
 
-@contextmanager
-def run_stack(
-    state_dir: Path, *arguments: str, env: Mapping[str, str] | None = None
-) -> Iterator[RunningStack]:
-    """Run `pdbus up` with the scripted engine on free ports for the length of the context.
+def start_stack(
+    state_dir: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    program: str = "ops.cli",
+) -> RunningStack:
+    """Start `pdbus up` with the scripted engine on free ports, and do not wait for it.
 
     Args:
         state_dir: an empty folder.
         arguments: further options of `pdbus up`, such as `--prefill=2`.
         env: variables for all processes, such as `PDBUS_DECODE_SLOTS`.
+        program: the module to run; it takes the arguments of `pdbus`.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",
-        "ops.cli",
+        program,
         "up",
         "--engine=scripted",
         "--port=0",
@@ -155,7 +158,18 @@ def run_stack(
             stderr=output,
             env={**os.environ, **(env or {})},
         )
-    stack = RunningStack(state_dir, supervisor)
+    return RunningStack(state_dir, supervisor)
+
+
+@contextmanager
+def run_stack(
+    state_dir: Path, *arguments: str, env: Mapping[str, str] | None = None
+) -> Iterator[RunningStack]:
+    """Run `pdbus up` with the scripted engine on free ports for the length of the context.
+
+    The arguments are those of `start_stack`.
+    """
+    stack = start_stack(state_dir, *arguments, env=env)
     try:
         stack.wait_ready()
         yield stack

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.lifecycle.process import EXIT_GRACE
 from ops.cli.stack.probe import Check, http_ready
 from proto.ids import Entropy, InstanceId, new_instance
 from proto.workers import Role
@@ -15,8 +16,10 @@ __all__ = ["Address", "ModelChoice", "SlotSpec", "StackOptions", "service_slots"
 
 HOST = "127.0.0.1"
 
-DRAIN_GRACE_S = 5.0
-"""How long requests may go on after the order to stop; less than the supervisor waits."""
+GRACE_S = 20.0
+"""How long requests may go on after the order to stop, where the user does not say."""
+
+_DRAINED = frozenset({0, EXIT_GRACE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,10 @@ class StackOptions:
     cleanups: int = 1
     engine: str = "sglang"
     model: str = "smollm2"
+    recover: str = "never"
+    """Whether an answer may go on with another decode after its first token."""
+    grace_s: float = GRACE_S
+    """How long requests may go on once their process was told to end."""
     port: int = 8000
     """Of the first gateway; the others follow. 0 takes free ones."""
 
@@ -74,6 +81,8 @@ class SlotSpec:
     check: Check
     port: int | None = None
     """A fixed health port; None takes a free one at each start."""
+    drained: frozenset[int] = frozenset()
+    """Exit codes of a process that was asked to end, by whomever: no other one is started."""
 
 
 def service_slots(
@@ -87,14 +96,16 @@ def _services(
     options: StackOptions, model: ModelChoice, address: Address, entropy: Entropy
 ) -> Iterator[SlotSpec]:
     named = ("--model", model.name, "--model-path", str(model.path))
+    edge = ("--host", HOST, "--recover", options.recover, *named)
     engine = ("--engine", options.engine, *named)
 
     def slot(role: Role, number: int, rank: int, args: Sequence[str]) -> SlotSpec:
         # An aggregated worker is a decode service that needs no prefill.
         service = Role.DECODE if role is Role.AGGREGATED else role
         instance = new_instance(service, entropy)
-        argv = _command(service, instance, address.nats_url, options.state_dir, args)
-        return SlotSpec(f"{role}-{number}", role, instance, rank, argv, http_ready)
+        argv = _command(service, instance, address.nats_url, options, args)
+        name = f"{role}-{number}"
+        return SlotSpec(name, role, instance, rank, argv, http_ready, drained=_DRAINED)
 
     for number in range(options.prefill):
         yield slot(Role.PREFILL, number, 2, engine)
@@ -103,7 +114,7 @@ def _services(
     for number in range(options.aggregated):
         yield slot(Role.AGGREGATED, number, 2, (*engine, "--mode", "aggregated"))
     for number, port in enumerate(address.gateway_ports):
-        yield slot(Role.GATEWAY, number, 0, ("--host", HOST, "--port", str(port), *named))
+        yield slot(Role.GATEWAY, number, 0, (*edge, "--port", str(port)))
     for number in range(options.routers):
         yield slot(Role.ROUTER, number, 1, ())
     for number in range(options.cleanups):
@@ -111,7 +122,11 @@ def _services(
 
 
 def _command(
-    service: Role, instance: InstanceId, nats_url: str, state_dir: Path, args: Sequence[str]
+    service: Role,
+    instance: InstanceId,
+    nats_url: str,
+    options: StackOptions,
+    args: Sequence[str],
 ) -> Callable[[int], Sequence[str]]:
     def command(health_port: int) -> Sequence[str]:
         return (
@@ -125,9 +140,9 @@ def _command(
             "--health-port",
             str(health_port),
             "--state-dir",
-            str(state_dir),
+            str(options.state_dir),
             "--drain-grace-s",
-            str(DRAIN_GRACE_S),
+            str(options.grace_s),
             "--die-with-parent",
             *args,
         )

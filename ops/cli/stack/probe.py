@@ -9,7 +9,10 @@ from typing import Any, cast
 
 import msgspec
 
-__all__ = ["Check", "Health", "http_ready", "nats_ready"]
+__all__ = ["DRAINING", "Check", "Health", "http_ready", "nats_ready"]
+
+DRAINING = "draining"
+"""The reason that a process gives once it was told to end."""
 
 TIMEOUT_S = 2.0
 _LIMIT = 65_536

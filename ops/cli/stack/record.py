@@ -38,6 +38,10 @@ class SlotState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
+    """Its process was told to end, and finishes what runs."""
+    DRAINED = "drained"
+    """Its process ended in order, as somebody wanted; none follows until `pdbus restart`."""
     CRASHED = "crashed"
     """Its process ended; the next one starts after a pause."""
     STOPPED = "stopped"

@@ -14,6 +14,7 @@ import msgspec
 from libs.clock import SystemClock
 from ops.cli.errors import CommandError
 from ops.cli.stack.broker import broker_slot
+from ops.cli.stack.control import Order, take_orders
 from ops.cli.stack.layout import HOST, Address, ModelChoice, StackOptions, service_slots
 from ops.cli.stack.ports import free_port, is_free
 from ops.cli.stack.prepare import prepare_model
@@ -88,7 +89,7 @@ class _Stack:
             loop.add_signal_handler(number, self._asked_to_stop)
         store(self._options.state_dir, self._record)
         try:
-            async with self._life:
+            async with take_orders(self._options.state_dir, self._obey), self._life:
                 await self._work(when_ready)
         except TimeoutError:
             if not self._life.expired():
@@ -122,11 +123,20 @@ class _Stack:
         broker = broker_slot(options.state_dir, self._nats_port)
         services = service_slots(options, model, self._address, SystemClock().entropy)
         supervisor = Supervisor(
-            [broker, *services], log_dir=options.log_dir, changed=self._slots_changed
+            [broker, *services],
+            log_dir=options.log_dir,
+            changed=self._slots_changed,
+            grace_s=options.grace_s,
         )
         self._supervisor = supervisor
         supervisor.start()
         return supervisor
+
+    def _obey(self, order: Order) -> None:
+        if self._supervisor is None:
+            raise CommandError("the stack is being prepared")
+        self._supervisor.restart(order.slot)
+        self._reporter.say(f"{order.slot}: to be restarted")
 
     def _asked_to_stop(self) -> None:
         if self._asked and self._supervisor is not None:
@@ -134,6 +144,8 @@ class _Stack:
         if not self._asked:
             self._asked = True
             self._put(state=StackState.STOPPING)
+            grace = f"{self._options.grace_s:g} s"
+            self._reporter.say(f"stopping; running requests have {grace} (again: stop at once)")
             self._life.reschedule(asyncio.get_running_loop().time())
 
     def _slots_changed(self) -> None:

@@ -16,6 +16,7 @@ from libs.lifecycle import Tasks
 from ops.cli.stack.backoff import Backoff
 from ops.cli.stack.layout import SlotSpec
 from ops.cli.stack.ports import free_port
+from ops.cli.stack.probe import DRAINING
 from ops.cli.stack.process import Children, kill_group
 from ops.cli.stack.record import SlotRecord, SlotState
 
@@ -33,6 +34,7 @@ class Slot:
     """Keeps one process alive.
 
     Args:
+        limit_s: how long a process that was told to end may take before it is killed.
         changed: called after each change of `record`.
     """
 
@@ -43,6 +45,7 @@ class Slot:
         children: Children,
         cwd: Path,
         log: Path,
+        limit_s: float,
         changed: Callable[[], None],
     ) -> None:
         self.spec = spec
@@ -51,9 +54,14 @@ class Slot:
         self.was_ready = False
         self._cwd = cwd
         self._log = log
+        self._limit_s = limit_s
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
-        self._leave = asyncio.Event()
+        self._told: asyncio.subprocess.Process | None = None
+        """The process that was told to end: a second signal would cut it off."""
+        self._leave = False
+        self._again = False
+        self._called = asyncio.Event()
         self.record = SlotRecord(
             name=spec.name,
             role=spec.role,
@@ -74,69 +82,105 @@ class Slot:
     async def keep(self) -> None:
         """Run processes one after another until the slot is told to stop."""
         try:
-            while not self._leave.is_set():
+            while not self._leave:
+                self._again = False
+                self._called.clear()
                 began = time.monotonic()
-                death = await self._live()
-                if self._leave.is_set():
-                    break
+                code, end = await self._live()
+                if self._leave or self._again:
+                    continue
+                if code in self.spec.drained:
+                    self._set(state=SlotState.DRAINED, pid=None, reason="" if code == 0 else end)
+                    await self._called.wait()
+                    continue
                 pause = self.backoff.after(time.monotonic() - began)
-                self._set(
-                    state=SlotState.CRASHED,
-                    pid=None,
-                    reason=death,
-                    restarts=self.record.restarts + 1,
-                )
+                restarts = self.record.restarts + 1
+                self._set(state=SlotState.CRASHED, pid=None, reason=end, restarts=restarts)
                 await self._pause(pause)
         finally:
             self._set(state=SlotState.STOPPED, pid=None, reason="")
 
     def signal(self, number: int) -> None:
         """Tell the process to end; no other one is started after it."""
-        self._leave.set()
+        self._leave = True
+        self._called.set()
         process = self._process
-        if process is not None and process.returncode is None:
-            if number == signal.SIGKILL:
-                kill_group(process.pid)
-            else:
-                with contextlib.suppress(ProcessLookupError):  # it ended by itself
-                    process.send_signal(number)
+        if number == signal.SIGKILL and process is not None and process.returncode is None:
+            kill_group(process.pid)
+        elif number != signal.SIGKILL:
+            self._tell()
+
+    def restart(self) -> None:
+        """Let the process end in order and start another; where there is none, start one now."""
+        if self._leave:
+            return
+        self._again = True
+        self._called.set()
+        self.backoff = Backoff()
+        if self._tell():
+            self._set(state=SlotState.DRAINING, reason="")
+
+    def _tell(self) -> bool:
+        """Tell the process once to end; return whether there is one."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return False
+        if self._told is not process:
+            self._told = process
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                process.send_signal(signal.SIGTERM)
+        return True
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):  # nobody asked to leave: the next one starts
+        with contextlib.suppress(TimeoutError):  # nobody called: the next one starts
             async with asyncio.timeout(seconds):
-                await self._leave.wait()
+                await self._called.wait()
 
-    async def _live(self) -> str:
-        """Live through one process and return how it died."""
+    async def _live(self) -> tuple[int | None, str]:
+        """Live through one process; return its exit code and how it died."""
         port = self.spec.port or free_port()
         try:
             process = await self._children.spawn(self.spec.argv(port), cwd=self._cwd, log=self._log)
         except OSError as error:
-            return f"cannot be started: {error}"
+            return None, f"cannot be started: {error}"
         self._process = process
-        if self._leave.is_set():
+        if self._leave:
             kill_group(process.pid)
+        else:
+            # Who called while it was started gets this one.
+            self._again = False
+            self._called.clear()
         self._set(state=SlotState.STARTING, pid=process.pid, health_port=port, reason="starting")
         async with Tasks() as tasks:
             tasks.spawn(self._watch(port), name=f"watch {self.spec.name}")
+            tasks.spawn(self._limit(process), name=f"limit {self.spec.name}")
             code = await process.wait()
         await self._children.bury(process.pid)
-        return _death(code)
+        return code, _death(code)
 
     async def _watch(self, port: int) -> None:
         began = time.monotonic()
         while True:
             health = await self.spec.check(port)
+            if self._called.is_set():
+                # It ends: what it says of itself is no news any more.
+                return
             if health.ready:
                 self.was_ready = True
                 self._set(state=SlotState.READY, reason="")
                 await asyncio.sleep(STEADY_POLL_S)
                 began = time.monotonic()
                 continue
-            if not self._leave.is_set():
-                self._set(state=SlotState.STARTING, reason=health.reason)
+            drains = health.reason == DRAINING
+            state = SlotState.DRAINING if drains else SlotState.STARTING
+            self._set(state=state, reason="" if drains else health.reason)
             eager = time.monotonic() - began < EAGER_S
             await asyncio.sleep(POLL_S if eager else PATIENT_POLL_S)
+
+    async def _limit(self, process: asyncio.subprocess.Process) -> None:
+        await self._called.wait()
+        await asyncio.sleep(self._limit_s)
+        kill_group(process.pid)
 
     def _set(self, **changes: Any) -> None:
         after = msgspec.structs.replace(self.record, **changes)

@@ -17,8 +17,11 @@ from ops.cli.stack.slot import Slot
 
 __all__ = ["Supervisor"]
 
-GRACE_S = 10.0
-"""Time that the processes of one rank get to end in order, before they are killed."""
+GRACE_S = 5.0
+"""How long the running requests of one rank may take, where the caller does not say."""
+
+EXTRA_S = 10.0
+"""What a process may take beyond its grace to end what is left, before it is killed."""
 
 HOPELESS = 3
 """A process that ends this often in a row without ever having been ready will not get ready."""
@@ -33,11 +36,18 @@ class Supervisor:
         specs: what to run.
         log_dir: where each process appends its output, in `<slot>.log`.
         changed: called after each change of any slot.
+        grace_s: how long a process that was told to end lets its requests go on.
     """
 
     def __init__(
-        self, specs: Sequence[SlotSpec], *, log_dir: Path, changed: Callable[[], None]
+        self,
+        specs: Sequence[SlotSpec],
+        *,
+        log_dir: Path,
+        changed: Callable[[], None],
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._limit_s = grace_s + EXTRA_S
         self._changed_outside = changed
         self._changed = asyncio.Event()
         self._slots: list[Slot] = []
@@ -46,9 +56,15 @@ class Supervisor:
         self._killing = asyncio.Event()
         for spec in specs:
             log = log_dir / f"{spec.name}.log"
-            self._slots.append(
-                Slot(spec, children=self._children, cwd=_ROOT, log=log, changed=self._note)
+            slot = Slot(
+                spec,
+                children=self._children,
+                cwd=_ROOT,
+                log=log,
+                limit_s=self._limit_s,
+                changed=self._note,
             )
+            self._slots.append(slot)
 
     @property
     def slots(self) -> tuple[SlotRecord, ...]:
@@ -86,11 +102,24 @@ class Supervisor:
             message = f"not ready after {timeout_s:.0f} s: {late}"
             raise CommandError(message) from None
 
+    def restart(self, name: str) -> None:
+        """Let one process end in order and start another in its place.
+
+        Raises:
+            CommandError: there is no process of that name.
+        """
+        for slot in self._slots:
+            if slot.spec.name == name:
+                slot.restart()
+                return
+        message = f"there is no process {name!r}"
+        raise CommandError(message)
+
     async def stop(self) -> None:
         """End all processes, rank by rank; return when none is left."""
         for rank in sorted({slot.spec.stop_rank for slot in self._slots}):
             await self._stop_rank([s for s in self._slots if s.spec.stop_rank == rank])
-        await self._tasks.settle(GRACE_S)
+        await self._tasks.settle(EXTRA_S)
         await self._tasks.cancel()
 
     def kill(self) -> None:
@@ -103,7 +132,7 @@ class Supervisor:
         for slot in slots:
             slot.signal(signal.SIGKILL if self._killing.is_set() else signal.SIGTERM)
         try:
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(self._limit_s):
                 await self._gone(slots)
         except TimeoutError:
             for slot in slots:

@@ -17,6 +17,8 @@ __all__ = ["Display", "Lines", "LiveTable", "display_for"]
 _STYLES = {
     SlotState.STARTING: "yellow",
     SlotState.READY: "green",
+    SlotState.DRAINING: "yellow",
+    SlotState.DRAINED: "bright_black",
     SlotState.CRASHED: "red",
     SlotState.STOPPED: "bright_black",
 }

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ops.cli.views.attempts import Attempt, attempts_of
 from proto.events import Event, EventKind
 
 __all__ = ["Mark", "Stage", "Waterfall", "build", "render"]
@@ -58,6 +59,7 @@ class Mark:
 
     label: str
     instance: str
+    attempt: int
     at_ms: float
     """From the first event of the request."""
     note: str = ""
@@ -70,6 +72,7 @@ class Waterfall:
     rid: str
     trace: str | None
     total_ms: float
+    attempts: tuple[Attempt, ...]
     stages: tuple[Stage, ...]
     marks: tuple[Mark, ...]
 
@@ -94,6 +97,7 @@ def build(events: Iterable[Event]) -> Waterfall:
         rid=str(known[0].rid),
         trace=next((event.trace for event in known if event.trace), None),
         total_ms=max(event.at_ms for event in known) - origin,
+        attempts=attempts_of(known),
         stages=tuple(stages),
         marks=tuple(marks),
     )
@@ -124,12 +128,13 @@ def render(waterfall: Waterfall, *, columns: int = 80) -> RenderableType:
         table.add_row(*cells, stage.note) if wide else table.add_row(*cells)
     notes = () if wide else _note_lines(waterfall)
     trace = [Text(f"trace {waterfall.trace}", style="bright_black")] if waterfall.trace else []
-    return Group(table, Text(), *notes, *_mark_lines(waterfall.marks), *trace)
+    attempts = [*_attempt_lines(waterfall.attempts), Text()]
+    return Group(table, Text(), *notes, *attempts, *_mark_lines(waterfall), *trace)
 
 
-def _name(stage: Stage, waterfall: Waterfall) -> str:
+def _name(entry: Stage | Mark, waterfall: Waterfall) -> str:
     retried = any(other.attempt for other in waterfall.stages)
-    return f"{stage.label} #{stage.attempt}" if retried else stage.label
+    return f"{entry.label} #{entry.attempt}" if retried else entry.label
 
 
 def _note_lines(waterfall: Waterfall) -> list[RenderableType]:
@@ -138,15 +143,28 @@ def _note_lines(waterfall: Waterfall) -> list[RenderableType]:
     ]
 
 
-def _mark_lines(marks: Sequence[Mark]) -> list[RenderableType]:
+def _attempt_lines(attempts: Sequence[Attempt]) -> list[RenderableType]:
+    return [
+        Text.assemble(
+            f"attempt {attempt.number}  ",
+            (f"{attempt.where}  ", "bright_black"),
+            "; ".join(part for part in (attempt.course, ", ".join(attempt.freed)) if part),
+        )
+        for attempt in attempts
+    ]
+
+
+def _mark_lines(waterfall: Waterfall) -> list[RenderableType]:
+    names = [_name(mark, waterfall) for mark in waterfall.marks]
+    width = max(map(len, names), default=0)
     return [
         Text.assemble(
             (f"{mark.at_ms:7.0f} ms  ", "bright_black"),
-            f"{mark.label:<18} ",
+            f"{name:<{width}}  ",
             (f"{mark.instance}  ", "bright_black"),
             mark.note,
         )
-        for mark in marks
+        for name, mark in zip(names, waterfall.marks, strict=True)
     ]
 
 
@@ -172,7 +190,7 @@ def _stage(event: Event, origin: float) -> Stage:
 
 def _mark(event: Event, origin: float) -> Mark:
     note = _NOTES.get(event.kind, _facts)(event)
-    return Mark(str(event.kind), event.instance, event.at_ms - origin, note)
+    return Mark(str(event.kind), event.instance, event.attempt, event.at_ms - origin, note)
 
 
 def _facts(event: Event, hidden: Collection[str] = ()) -> str:

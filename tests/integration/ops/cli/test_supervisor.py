@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -175,3 +176,111 @@ asyncio.run(main())
         child.kill()
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
     assert not psutil.pid_exists(pid)
+
+
+def drains(name: str, notes: Path, program: str = SERVER) -> SlotSpec:
+    """Return a slot whose orderly end is somebody's wish."""
+    return replace(spec(name, notes, program=program), drained=frozenset({0}))
+
+
+async def test_an_orderly_end_is_a_drain(tmp_path: Path) -> None:
+    """A process that was told to end and does so with 0 is not replaced; others go on."""
+    async with running(drains("a", tmp_path), drains("b", tmp_path), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        before = supervisor.slots
+        assert before[0].pid is not None
+        os.kill(before[0].pid, signal.SIGTERM)
+        await until(lambda: supervisor.slots[0].state is SlotState.DRAINED)
+        await asyncio.sleep(0.5)
+        after = supervisor.slots
+        assert (after[0].state, after[0].pid) == (SlotState.DRAINED, None)
+        assert after[0].restarts == 0
+        assert after[1] == before[1]
+
+
+async def test_an_orderly_end_of_others_is_none(tmp_path: Path) -> None:
+    """Where an exit code of 0 means nothing, as for nats-server, the process is replaced."""
+    async with running(spec("a", tmp_path), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        pid = supervisor.slots[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: supervisor.slots[0].restarts == 1 and supervisor.ready)
+
+
+async def test_restart_lets_a_process_end_and_starts_another(tmp_path: Path) -> None:
+    """The old process ends in order, the new one follows at once, and it was no crash."""
+    async with running(drains("a", tmp_path), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        pid = supervisor.slots[0].pid
+        supervisor.restart("a")
+        assert supervisor.slots[0].state is SlotState.DRAINING
+        await until(lambda: supervisor.ready and supervisor.slots[0].pid != pid)
+        assert (tmp_path / "ends").read_text().split() == ["a"]
+        assert supervisor.slots[0].restarts == 0
+
+
+async def test_restart_starts_a_drained_process_again(tmp_path: Path) -> None:
+    """A slot without a process gets one."""
+    async with running(drains("a", tmp_path), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        pid = supervisor.slots[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: supervisor.slots[0].state is SlotState.DRAINED)
+        supervisor.restart("a")
+        await until(lambda: supervisor.ready)
+
+
+async def test_restart_asked_twice_signals_once(tmp_path: Path) -> None:
+    """A second signal would cut the drain off, so a process gets only one."""
+    program = SERVER.replace(
+        "os._exit(0)", "import threading; threading.Timer(1, os._exit, (0,)).start()"
+    )
+    async with running(drains("a", tmp_path, program), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        pid = supervisor.slots[0].pid
+        supervisor.restart("a")
+        await asyncio.sleep(0.2)
+        supervisor.restart("a")
+        await until(lambda: supervisor.ready and supervisor.slots[0].pid != pid)
+        assert (tmp_path / "ends").read_text().split() == ["a"]
+
+
+async def test_stop_during_a_restart_signals_once(tmp_path: Path) -> None:
+    """The stack ends while a process drains for its restart: it is not cut off, nor replaced."""
+    program = SERVER.replace(
+        "os._exit(0)", "import threading; threading.Timer(1, os._exit, (0,)).start()"
+    )
+    async with running(drains("a", tmp_path, program), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        supervisor.restart("a")
+        await asyncio.sleep(0.1)
+        await supervisor.stop()
+        assert (tmp_path / "ends").read_text().split() == ["a"]
+        assert supervisor.slots[0].state is SlotState.STOPPED
+
+
+async def test_a_restart_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ignores the order is killed, and the next one follows."""
+    monkeypatch.setattr("ops.cli.stack.supervisor.EXTRA_S", 0.2)
+    adopt_orphans()
+    supervisor = Supervisor(
+        [drains("stubborn", tmp_path)], log_dir=tmp_path, changed=lambda: None, grace_s=0.2
+    )
+    supervisor.start()
+    try:
+        await supervisor.wait_ready(10)
+        pid = supervisor.slots[0].pid
+        supervisor.restart("stubborn")
+        await until(lambda: supervisor.ready and supervisor.slots[0].pid != pid)
+    finally:
+        supervisor.kill()
+        await supervisor.stop()
+
+
+async def test_only_known_processes_are_restarted(tmp_path: Path) -> None:
+    """A name that does not exist is refused."""
+    async with running(drains("a", tmp_path), notes=tmp_path) as supervisor:
+        with pytest.raises(CommandError, match="no process 'b'"):
+            supervisor.restart("b")

@@ -44,7 +44,8 @@ def test_scripted_engine_needs_no_weights() -> None:
 def test_options_survive_the_way_to_a_detached_supervisor(tmp_path: Path) -> None:
     """The command line made from options gives the same options again."""
     options = parse(
-        "--prefill=2", "--decode=3", "--engine=scripted", "--port=0", f"--state-dir={tmp_path}"
+        *("--prefill=2", "--decode=3", "--engine=scripted", "--port=0", "--recover=any"),
+        *("--grace=7.5", f"--state-dir={tmp_path}"),
     )
     assert parse(*command_line(options)) == options
 
@@ -66,6 +67,20 @@ def test_stacks_that_cannot_answer_are_refused(arguments: tuple[str, ...]) -> No
     """A stack without a way to answer is refused before anything starts."""
     with pytest.raises(CommandError, match="needs"):
         parse(*arguments)
+
+
+def test_policy_and_grace_reach_the_services(tmp_path: Path) -> None:
+    """The recovery policy is told to gateways, the grace to everybody."""
+    slots = service_slots(
+        parse("--recover=greedy", "--grace=3"),
+        ModelChoice("smollm2", tmp_path / "model"),
+        Address("nats://127.0.0.1:1", (8000,)),
+        SystemClock().entropy,
+    )
+    commands = {slot.role: " ".join(slot.argv(4321)) for slot in slots}
+    assert "--recover greedy" in commands["gateway"]
+    assert not any("--recover" in commands[role] for role in commands if role != "gateway")
+    assert all("--drain-grace-s 3" in command for command in commands.values())
 
 
 def test_aggregated_alone_is_a_stack() -> None:
@@ -100,6 +115,9 @@ def test_slots_of_a_stack(tmp_path: Path) -> None:
     assert "--port 8000" in commands["gateway-0"]
     assert all("--health-port 4321" in command for command in commands.values())
     assert all("--die-with-parent" in command for command in commands.values())
+    assert all("--drain-grace-s 20.0" in command for command in commands.values())
+    assert "--recover never" in commands["gateway-0"]
+    assert all(slot.drained == {0, 3} for slot in slots)
     ranks = {slot.role: slot.stop_rank for slot in slots}
     assert ranks["gateway"] < ranks["router"] < ranks["prefill"] < ranks["cleanup"]
     assert ranks["prefill"] == ranks["decode"] == ranks["aggregated"]

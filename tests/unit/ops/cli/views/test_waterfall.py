@@ -129,6 +129,21 @@ def test_attempts_are_told_apart() -> None:
     assert text.index("prefill #0") < text.index("prefill #1")
 
 
+def test_a_migration_is_told_in_words() -> None:
+    """Attempts stand between stages and facts, and facts name their attempt."""
+    events = [
+        *story(),
+        event(EventKind.REQUEST_ASSIGNED, GATEWAY, 2, mode="disaggregated", decode=DECODE),
+        event(EventKind.ATTEMPT_FAILED, GATEWAY, 70, code="decode_lost", emitted=5),
+        event(EventKind.REQUEST_ASSIGNED, GATEWAY, 75, attempt=1, decode=PREFILL),
+        event(EventKind.STAGE_PREFILL, PREFILL, 76, 77, attempt=1),
+    ]
+    text = drawn(events)
+    assert "lost after 5 tokens: decode_lost" in text
+    assert text.index("continues at token 5") < text.index("request.accepted #0")
+    assert "request.assigned #1" in text
+
+
 def test_a_stage_without_length_is_still_seen() -> None:
     """A stage of zero milliseconds leaves a mark."""
     assert "▏" in drawn([event(EventKind.STAGE_PLACE, GATEWAY, 3, 3)])
