@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import zmq
 
 from libs.sglang_plugins.address import encode_address
 from libs.sglang_plugins.link import HostLink
@@ -15,6 +18,8 @@ from libs.sglang_plugins.pools import check_supported, host_pool
 from libs.transfer.api import DataPlane, Fetch, KvLayout, Offer, PlaneSettings, Wake
 from libs.transfer.plane import UcxPlane
 from proto.backend import PlaneOpened, RoomClosed
+from proto.errors import ErrorCode
+from proto.ids import Room
 
 if TYPE_CHECKING:
     BaseKVManager = object
@@ -56,13 +61,20 @@ class UcxBackend(BaseKVManager):
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool = False
     ) -> None:
         options = BackendOptions.from_environment(os.environ)
-        check_supported(args, tp_size=server_args.tp_size, pp_size=server_args.pp_size)
+        check_supported(
+            args,
+            device=str(server_args.device),
+            tp_size=server_args.tp_size,
+            pp_size=server_args.pp_size,
+        )
         self.kv_args = args
         self.page_size = int(args.page_size)
+        self.want_timeout_s = options.want_timeout_s
         self.transfer_infos: dict[int, Any] = {}
         self.prefill_info_table = KnownPeers()
         self._times: dict[int, tuple[float, float]] = {}
-        self._news = threading.Event()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller: Any = None
         self._link = HostLink(options.host_socket)
         self.plane = _open_plane(args, options, self._wake)
         self._link.send(
@@ -101,11 +113,27 @@ class UcxBackend(BaseKVManager):
             )
         )
 
-    def wait_for_news(self, timeout_s: float) -> None:
-        """Sleep until a transfer has moved on, at most `timeout_s`."""
+    def refuse(self, room: int, code: ErrorCode, detail: str) -> None:
+        """Tell the engine host why a request never had a transfer."""
+        self._link.send(RoomClosed(room=Room(room), code=code, detail=detail))
+
+    def wait_for_news(self, sockets: Sequence[tuple[Any, int]], timeout_s: float) -> None:
+        """Sleep until a transfer has moved on or a message has come, at most `timeout_s`.
+
+        Args:
+            sockets: where the scheduler's messages arrive, with their events; always the same.
+            timeout_s: the longest sleep.
+        """
         self._link.flush()
-        self._news.wait(timeout_s)
-        self._news.clear()
+        if self._poller is None:
+            self._poller = zmq.Poller()
+            for socket, events in sockets:
+                self._poller.register(socket, events)
+            self._poller.register(self._news, zmq.POLLIN)
+        self._poller.poll(timeout_s * 1000)
+        # Nothing to read: a message woke the scheduler, or the time is over.
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._news)
 
     def register_to_bootstrap(self) -> None:
         """Do nothing: the bus announces the address."""
@@ -131,7 +159,7 @@ class UcxBackend(BaseKVManager):
 
     def _wake(self) -> None:
         """Wake the scheduler; runs on the plane's thread."""
-        self._news.set()
+        os.eventfd_write(self._news, 1)
         stats = self.plane.stats
         self._link.figures(stats.open_rooms, stats.dropped_chunks)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities
+
 if TYPE_CHECKING:
     # SGLang's classes are not typed well enough to derive from.
     class CpuDeviceMixin: ...
@@ -17,9 +20,6 @@ if TYPE_CHECKING:
 else:
     from sglang.srt.platforms.cpu import CpuDeviceMixin
     from sglang.srt.platforms.interface import SRTPlatform
-
-from sglang.srt.platforms.device_mixin import PlatformEnum
-from sglang.srt.platforms.interface import PlatformCapabilities
 
 __all__ = ["PlainCpuPlatform", "activate"]
 

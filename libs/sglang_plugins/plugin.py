@@ -14,25 +14,39 @@ from enum import Enum
 from typing import Any
 
 from sglang.srt.arg_groups.choices import add_disagg_transfer_backend_choices
+from sglang.srt.disaggregation.base import BaseKVBootstrapServer
 from sglang.srt.disaggregation.utils import KVClassType, TransferBackend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from libs.sglang_plugins.options import BACKEND, OPTIONS_VARIABLE, BackendOptions
+from libs.sglang_plugins.attention import decode_attention, extend_attention
+from libs.sglang_plugins.options import BACKEND, OPTIONS_VARIABLE, PLATFORM, BackendOptions
 
-__all__ = ["IDLE_WAIT_S", "register"]
+__all__ = ["IDLE_WAIT_S", "NullBootstrapServer", "register"]
 
-IDLE_WAIT_S = 0.002
-"""Longest sleep of a scheduler that only waits for transfers; the plane wakes it earlier."""
+IDLE_WAIT_S = 0.05
+"""Longest sleep of a scheduler that only waits for transfers; news and messages wake it."""
 
 _ROOM = "libs.sglang_plugins"
 _CLASSES = {
     KVClassType.MANAGER: f"{_ROOM}.backend:UcxBackend",
     KVClassType.SENDER: f"{_ROOM}.sender:UcxSender",
     KVClassType.RECEIVER: f"{_ROOM}.receiver:UcxReceiver",
-    KVClassType.BOOTSTRAP_SERVER: f"{_ROOM}.bootstrap:NullBootstrapServer",
+    KVClassType.BOOTSTRAP_SERVER: f"{_ROOM}.plugin:NullBootstrapServer",
 }
 _UTILS = "sglang.srt.disaggregation.utils"
+_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+class NullBootstrapServer(BaseKVBootstrapServer):
+    """Serves nothing: addresses travel on the bus, topology when the planes connect.
+
+    SGLang builds one in the main process of each prefill engine.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
 
 
 def register() -> None:
@@ -54,6 +68,9 @@ def _hooks(*, fork: bool) -> dict[str, tuple[Any, HookType]]:
         f"{_SCHEDULER}.send_kv_chunk": (_note_times, HookType.BEFORE),
         f"{_SCHEDULER}.get_next_disagg_prefill_batch_to_run": (_stop_dead_prompt, HookType.BEFORE),
     }
+    if os.environ.get("SGLANG_PLATFORM") == PLATFORM:
+        hooks[f"{_ATTENTION}._run_sdpa_forward_extend"] = (extend_attention, HookType.AROUND)
+        hooks[f"{_ATTENTION}._run_sdpa_forward_decode"] = (decode_attention, HookType.AROUND)
     if fork:
         hooks["sglang.srt.entrypoints.engine._set_envs_and_config"] = (
             _start_by_fork,
@@ -84,7 +101,9 @@ def _sleep_while_idle(result: Any, scheduler: Any, *arguments: Any, **named: Any
             and hasattr(queue.kv_manager, "wait_for_news")
             and not scheduler.is_fully_idle()
         ):
-            queue.kv_manager.wait_for_news(IDLE_WAIT_S)
+            sleeper = scheduler.idle_sleeper
+            sockets = () if sleeper is None else sleeper.poller.sockets
+            queue.kv_manager.wait_for_news(sockets, IDLE_WAIT_S)
     return result
 
 

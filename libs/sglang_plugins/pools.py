@@ -42,7 +42,7 @@ class DeviceBuffer:
         }
 
 
-def check_supported(args: Any, *, tp_size: int, pp_size: int) -> None:
+def check_supported(args: Any, *, device: str, tp_size: int, pp_size: int) -> None:
     """Refuse what this backend cannot move, before any request.
 
     Raises:
@@ -54,6 +54,8 @@ def check_supported(args: Any, *, tp_size: int, pp_size: int) -> None:
         "draft KV buffers": bool(getattr(args, "num_draft_entries", 0)),
         f"tensor parallel size {tp_size}": tp_size != 1,
         f"pipeline parallel size {pp_size}": pp_size != 1,
+        # The plane copies pages with the CPU; device memory needs one that takes `device_pool`.
+        f"KV memory on {device}": device != "cpu",
         "no KV buffers": not args.kv_data_ptrs,
     }
     found = [text for text, wrong in problems.items() if wrong]

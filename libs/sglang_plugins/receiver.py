@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from libs.sglang_plugins.backend import UcxBackend
 from libs.sglang_plugins.states import FAILED, SUCCESS, WAITING_FOR_INPUT, poll_of
 from libs.transfer.api import Fetch
 from proto.base import ProtocolError
+from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import PeerAddress
 
@@ -46,12 +48,13 @@ class UcxReceiver(BaseKVReceiver):
         self._fetch: Fetch | None = None
         self._source: PeerAddress | None = None
         self._refusal = ""
+        # Prefill waits no longer than that for our ask, so later pages would be of no use.
+        self._deadline = time.monotonic() + mgr.want_timeout_s
         try:
             self._source = decode_address(bootstrap_addr)
         except ProtocolError as error:
             # An exception here would end the engine, not the request.
-            self._refusal = str(error)
-            self.conclude_state = FAILED
+            self._refuse(ErrorCode.INVALID_REQUEST, str(error))
 
     def init(self, prefill_dp_rank: int) -> None:
         """Begin to connect; pages may be given now."""
@@ -86,6 +89,9 @@ class UcxReceiver(BaseKVReceiver):
         if self.conclude_state is not None:
             return self.conclude_state
         if self._fetch is None:
+            if time.monotonic() > self._deadline:
+                self._refuse(ErrorCode.DEADLINE, "the decode engine had no free pages in time")
+                return FAILED
             return WAITING_FOR_INPUT
         state = poll_of(self._fetch.state)
         if state in (SUCCESS, FAILED):
@@ -123,10 +129,16 @@ class UcxReceiver(BaseKVReceiver):
         if self.conclude_state is not None:
             return
         if self._fetch is None:
-            self.conclude_state = FAILED
+            self._refuse(ErrorCode.CANCELLED, detail)
             return
         self._fetch.abort(detail)
         self._conclude(FAILED)
+
+    def _refuse(self, code: ErrorCode, detail: str) -> None:
+        """End a request that never had a transfer."""
+        self._refusal = detail
+        self.conclude_state = FAILED
+        self.kv_mgr.refuse(self.bootstrap_room, code, detail)
 
     def _conclude(self, state: int) -> None:
         self.conclude_state = state

@@ -17,6 +17,8 @@ __all__ = ["Facts", "choose_arguments", "choose_environment", "count_accelerator
 _MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "null"}
 _OWN_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
 _OWN_MODELS = "libs.sglang_plugins.models"
+_CPU_CHUNK_TOKENS = 512
+"""About a second of work: an abort takes effect, and KV leaves, between two chunks."""
 _HTTP = "http/protobuf"
 
 
@@ -63,6 +65,7 @@ def choose_arguments(facts: Facts) -> dict[str, Any]:
             "attention_backend": "torch_native",
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
+            "chunked_prefill_size": _CPU_CHUNK_TOKENS,
         }
         if facts.dtype is not None:
             # SGLang would turn float32 into float16, which is slow here and differs by batch.

@@ -30,6 +30,7 @@ from proto.workers import CompatCard, Role
 
 __all__ = ["ChildFailed", "Started", "start"]
 
+_CPU_CHUNK_S = 120.0
 _CPU_CLASS = "PlainCpuPlatform"
 
 
@@ -100,10 +101,20 @@ def start(options: HostOptions) -> Started:
         ),
         slots=options.slots,
         kv_total_tokens=total,
-        max_request_tokens=int(info["max_req_input_len"]),
+        max_request_tokens=_longest(options.role, info, arguments),
         request_class=importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput,
         refusals=(ValueError, importlib.import_module("fastapi").HTTPException),
     )
+
+
+def _longest(role: Role, info: dict[str, Any], arguments: Any) -> int:
+    """Return how many tokens of prompt and answer one request may have."""
+    longest = int(info["max_req_input_len"])
+    if role is not Role.DECODE:
+        return longest
+    # Decode admits a request only if this many tokens stay free beside it.
+    reserved = int(arguments.num_reserved_decode_tokens) + int(arguments.page_size)
+    return max(1, min(longest, int(info["max_total_num_tokens"]) - reserved))
 
 
 def _backend_options(
@@ -120,7 +131,8 @@ def _backend_options(
         credits=options.credits,
         connect_timeout_s=options.connect_timeout_s,
         want_timeout_s=options.want_timeout_s,
-        transfer_timeout_s=options.transfer_timeout_s,
+        # A chunk of a long prompt may take that long to compute where there is no accelerator.
+        transfer_timeout_s=max(options.transfer_timeout_s, 0.0 if cuda else _CPU_CHUNK_S),
     )
 
 

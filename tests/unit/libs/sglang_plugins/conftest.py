@@ -74,10 +74,13 @@ class Backend(SimpleNamespace):
     """What sender and receiver need of the backend."""
 
     def __init__(self) -> None:
-        super().__init__(plane=Plane(), page_size=16, concluded=[])
+        super().__init__(plane=Plane(), page_size=16, want_timeout_s=60.0, concluded=[], refused=[])
 
     def conclude(self, handle: Handle) -> None:
         self.concluded.append(handle.room)
+
+    def refuse(self, room: int, code: ErrorCode, detail: str) -> None:
+        self.refused.append((room, code))
 
 
 @pytest.fixture

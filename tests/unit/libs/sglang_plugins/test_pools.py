@@ -49,7 +49,7 @@ def _arguments(**changes: object) -> SimpleNamespace:
 
 def test_a_plain_engine_is_supported():
     """Paged keys and values of one rank can be moved."""
-    check_supported(_arguments(), tp_size=1, pp_size=1)
+    check_supported(_arguments(), device="cpu", tp_size=1, pp_size=1)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,10 @@ def test_what_cannot_be_moved_is_refused_by_name(
 ):
     """The engine does not start, and the text says which feature is in the way."""
     with pytest.raises(UnsupportedMemoryError, match=reason):
-        check_supported(_arguments(**changes), tp_size=sizes[0], pp_size=sizes[1])
+        check_supported(_arguments(**changes), device="cpu", tp_size=sizes[0], pp_size=sizes[1])
+
+
+def test_device_memory_is_refused_until_the_plane_can_take_it():
+    """A plane that copies with the CPU must not be given addresses of another memory."""
+    with pytest.raises(UnsupportedMemoryError, match="KV memory on cuda"):
+        check_supported(_arguments(), device="cuda", tp_size=1, pp_size=1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,21 @@ def test_an_abort_before_the_ask_needs_no_plane(receiver: Any, backend: Any):
     assert receiver.poll() == FAILED
     receiver.send_metadata(np.array([1], dtype=np.int32), 0)
     assert backend.plane.asked == []
+    assert backend.refused == [(7, ErrorCode.CANCELLED)]
+
+
+def test_a_request_without_pages_gives_up_when_prefill_does(
+    load: Callable[[str], ModuleType], backend: Any, peer: str
+):
+    """A decode engine that is full for too long fails the request instead of keeping it."""
+    backend.want_timeout_s = 0.0
+    receiver = load("receiver").UcxReceiver(mgr=backend, bootstrap_addr=peer, bootstrap_room=7)
+    receiver.init(0)
+    time.sleep(0.01)
+    assert receiver.poll() == FAILED
+    assert backend.refused == [(7, ErrorCode.DEADLINE)]
+    with pytest.raises(Exception, match="no free pages"):
+        receiver.failure_exception()
 
 
 def test_an_abort_stops_the_fetch(receiver: Any, backend: Any):
@@ -65,6 +81,7 @@ def test_a_bad_address_fails_the_request_not_the_engine(
     )
     receiver.init(0)
     assert receiver.poll() == FAILED
+    assert backend.refused == [(7, ErrorCode.INVALID_REQUEST)]
     with pytest.raises(Exception, match="not an address"):
         receiver.failure_exception()
 
