@@ -14,7 +14,7 @@ ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test parity bench-path sim lock generate clean
+.PHONY: help setup setup-dev run check test judge-sglang parity bench-path sim chaos soak cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -50,6 +50,18 @@ test: setup-dev ## Run the default suite (PYTEST="args" narrows it).
 
 sim: setup-dev ## Run the simulator on SEEDS seeds.
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+chaos: setup-dev ## Kill, stop and part real processes under load for MINUTES (10), from SEED.
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscriptions grow.
+	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)
+
+cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.
+	@$(BIN)/python -m tests.chaos.cancels --count $(or $(COUNT),2000)
+
+judge-sglang: setup ## Abort, kill and cancel in every phase of a real SGLang pair (CANCELS=100).
+	@$(BIN)/python -m ops.bench.judge --cancels $(or $(CANCELS),100)
 
 parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token by token.
 	@$(BIN)/python -m ops.bench.parity

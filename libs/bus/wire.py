@@ -7,14 +7,18 @@ regression test of its name. Nothing here is buffered across an outage.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from nats import errors
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import PERMISSIONS_ERR
 
 __all__ = ["WireClient", "header_bytes"]
+
+ResultT = TypeVar("ResultT")
 
 _LEADING = len(b"NATS/1.0\r\n") + len(b"\r\n")
 _PER_HEADER = len(b": ") + len(b"\r\n")
@@ -97,6 +101,14 @@ class WireClient(Client):
             if _is_cancelled():
                 raise
 
+    async def request(self, *arguments: Any, **options: Any) -> Msg:
+        """Ask as nats-py does, and obey a cancellation that comes together with the reply."""
+        return await _obedient(super().request(*arguments, **options))
+
+    async def flush(self, *arguments: Any, **options: Any) -> None:
+        """Flush as nats-py does, and obey a cancellation that comes together with the pong."""
+        await _obedient(super().flush(*arguments, **options))
+
     def drop_unsent(self) -> int:
         """Forget the commands that were not written to the lost socket; return how many.
 
@@ -145,6 +157,20 @@ class WireClient(Client):
         await asyncio.sleep(0)
         for _ in range(2):
             await self.flush(timeout_s)  # pyright: ignore[reportArgumentType]
+
+
+async def _obedient(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Raise a cancellation that `asyncio.wait_for` keeps to itself.
+
+    Before Python 3.12 it returns its result where that has come in the same turn of the loop. A
+    loop of requests would never hear that it is cancelled, and its owner would wait for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await work
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 def _is_cancelled() -> bool:

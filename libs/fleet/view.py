@@ -61,6 +61,8 @@ class Fleet:
         self._members: dict[Incarnation, Member] = {}
         self._newest: dict[InstanceId, Incarnation] = {}
         self._gone: dict[Incarnation, float] = {}
+        self._heard_s = float("-inf")
+        self._listening_since_s = float("inf")
 
     def hear(self, heartbeat: Heartbeat, now_s: float) -> Member | None:
         """Take in a heartbeat; return the member, or None if it is stale.
@@ -68,6 +70,9 @@ class Fleet:
         A heartbeat of an incarnation that has a successor, or that is older than the last one, is
         a late copy and says nothing.
         """
+        if now_s - self._heard_s >= SUSPECT_S:
+            self._listening_since_s = now_s
+        self._heard_s = now_s
         if heartbeat.incarnation in self._gone:
             return None
         known = self._members.get(heartbeat.incarnation)
@@ -110,6 +115,16 @@ class Fleet:
             return Health.DEAD
         member = self._members.get(incarnation)
         return member.health(now_s) if member else None
+
+    def listening_s(self, now_s: float) -> float:
+        """Return for how long somebody has been heard without a break; 0 while nobody is.
+
+        Who hears nobody, not even himself, is deaf: parted from the bus, or stopped. Until he has
+        listened for `DEAD_S`, the silence of one process proves nothing.
+        """
+        if now_s - self._heard_s >= SUSPECT_S:
+            return 0.0
+        return now_s - self._listening_since_s
 
     def shun(self, ref: WorkerRef) -> None:
         """Give an incarnation no new work until it is heard again."""

@@ -114,6 +114,8 @@ class _Process(Generic[SettingsT]):
         log.info("starting", settings=masked(self._settings), pid=os.getpid())
         self._watch_signals()
         gauge(names.READY, lambda: float(self._readiness()[0]), service=self._name)
+        loop = asyncio.get_running_loop()
+        gauge(names.TASKS, lambda: float(len(asyncio.all_tasks(loop))))
         async with AsyncExitStack() as stack:
             try:
                 await self._open_health(stack)
@@ -131,8 +133,12 @@ class _Process(Generic[SettingsT]):
         return 0 if in_time else EXIT_GRACE
 
     async def _open_health(self, stack: AsyncExitStack) -> None:
-        health = HealthServer(port=self._settings.health_port, readiness=self._readiness)
-        await health.start()
+        port = self._settings.health_port
+        health = HealthServer(port=port, readiness=self._readiness)
+        try:
+            await health.start()
+        except OSError as error:
+            raise OSError(f"--health-port {port} cannot be had: {error}") from error
         stack.push_async_callback(health.close)
         self._tell_port(health.port)
         probes = await stack.enter_async_context(Tasks())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -75,6 +76,7 @@ class UcxBackend(BaseKVManager):
         self._times: dict[int, tuple[float, float]] = {}
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: Any = None
+        self._telling = threading.Lock()
         self._link = HostLink(options.host_socket)
         self.plane = _open_plane(args, options, self._wake)
         self._link.send(
@@ -124,6 +126,8 @@ class UcxBackend(BaseKVManager):
             sockets: where the scheduler's messages arrive, with their events; always the same.
             timeout_s: the longest sleep.
         """
+        # A room that opens wakes nobody; here it is seen soon.
+        self._tell_figures()
         self._link.flush()
         if self._poller is None:
             self._poller = zmq.Poller()
@@ -160,8 +164,13 @@ class UcxBackend(BaseKVManager):
     def _wake(self) -> None:
         """Wake the scheduler; runs on the plane's thread."""
         os.eventfd_write(self._news, 1)
-        stats = self.plane.stats
-        self._link.figures(stats.open_rooms, stats.dropped_chunks)
+        self._tell_figures()
+
+    def _tell_figures(self) -> None:
+        # Two threads tell them: none may send what it read before the other's newer ones.
+        with self._telling:
+            stats = self.plane.stats
+            self._link.figures(stats.open_rooms, stats.dropped_chunks)
 
 
 def _open_plane(args: Any, options: BackendOptions, wake: Wake) -> DataPlane:

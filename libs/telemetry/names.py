@@ -313,6 +313,7 @@ READY = Gauge("pdbus.ready", "", "1 while ready.", ("service",))
 EVENT_LOOP_LAG = Histogram(
     "pdbus.event_loop_lag", "s", "How late the loop wakes a timer.", (), FAST
 )
+TASKS = Gauge("pdbus.tasks", "", "Tasks of the event loop.")
 TASK_FAILURES = Counter("pdbus.task_failures", "{task}", "Tasks that failed.", ("task",))
 INVARIANT_VIOLATIONS = Counter(
     "pdbus.invariant_violations", "{violation}", "Promises found broken.", ("name",)

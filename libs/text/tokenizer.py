@@ -71,9 +71,11 @@ class Tokenizer:
         """Return the ids of a rendered prompt as little-endian uint32.
 
         No special tokens are added: the chat template has written them. The interpreter lock is
-        free meanwhile, so long texts can be encoded on another thread.
+        free meanwhile, so long texts can be encoded on another thread: of the library's methods
+        only those for batches let it go.
         """
-        return pack_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return pack_ids(encoding.ids)
 
     def decode(self, ids: bytes) -> str:
         """Return the text of packed ids, special tokens included."""

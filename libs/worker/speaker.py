@@ -35,15 +35,17 @@ class Speaker:
             count(names.STREAM_UNSENT, role=str(self._role))
 
     async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
-        """Tell that the attempt is over; an aborted one has nobody who listens."""
-        if code is ErrorCode.CANCELLED:
-            if attempt.aborted is not None:
-                return
+        """Tell that the attempt is over."""
+        if code is ErrorCode.CANCELLED and attempt.aborted is None:
             # Nobody ordered it: the other side has given up the transfer.
             code = ErrorCode.KV_TRANSFER_FAILED
-        self._chronicle.fact(
-            EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
-        )
+        if code is ErrorCode.CANCELLED:
+            # Whoever ordered it knows, and listens no more; who follows besides must hear of it.
+            detail = attempt.aborted or detail
+        else:
+            self._chronicle.fact(
+                EventKind.ATTEMPT_FAILED, attempt.rid, attempt.number, code=str(code), detail=detail
+            )
         message = AttemptFailed(attempt=attempt.number, role=self._role, code=code, detail=detail)
         attempt.log.append(message)
         await self.say(attempt, message)

@@ -332,7 +332,9 @@ class Worker:
         beat = self.tasks.spawn(self._beat(attempt), name="beat")
         why = "finished"
         try:
-            await work(attempt)
+            # An abort that came before the first step knew no job that it could have stopped.
+            if attempt.aborted is None:
+                await work(attempt)
             why = attempt.aborted or "finished"
         except EngineDead as error:
             why = "engine gone"

@@ -6,13 +6,14 @@ several may run; their orders are idempotent and their proofs carry the same key
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from libs.bus.api import Bus, BusDown, BusError, RequestTimeout, Store, Subscription
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
-from libs.fleet import Announcer, Fleet, FleetListener, Member
+from libs.fleet import DEAD_S, Announcer, Fleet, FleetListener, Member
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import (
@@ -44,6 +45,8 @@ _GRACE_S = 2.0
 """How long a lease may outlive its request before its release is ordered."""
 _ORDER_EVERY_S = 2.0
 _RPC_S = 1.0
+_AT_ONCE = 256
+"""Orders that are on their way together."""
 
 
 class CleanupService:
@@ -113,11 +116,10 @@ class CleanupService:
     def _on_event(self, _subject: str, event: Event) -> None:
         if event.kind is not EventKind.LEASE_ENDED or event.rid is None:
             return
-        watched = self.watch.ended(
-            LeaseId(str(event.data.get("lease", ""))), self._clock.monotonic()
-        )
+        lease = LeaseId(str(event.data.get("lease", "")))
+        watched = self.watch.ended(lease, self._clock.monotonic())
         side = LeaseSide(str(event.data.get("side", "src")))
-        self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER)
+        self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER, lease)
 
     def _prove(
         self,
@@ -126,6 +128,7 @@ class CleanupService:
         side: LeaseSide,
         watched: Watched | None,
         evidence: Evidence,
+        lease: str = "",
     ) -> None:
         count(names.CLEANUP_FREED, evidence=str(evidence))
         if watched is not None and watched.ordered_s is not None:
@@ -138,8 +141,14 @@ class CleanupService:
             side=str(side),
             evidence=str(evidence),
             ordered=watched is not None and watched.ordered_s is not None,
+            lease=watched.ref.lease if watched is not None else lease,
         )
         self._endings.freed(rid, attempt, side)
+
+    def _hears(self, now_s: float) -> bool:
+        """Return whether silence proves anything: not while deaf, nor shortly after that."""
+        settled = now_s - self._started_s > _RECONCILE_S
+        return self._bus.connected and settled and self.fleet.listening_s(now_s) >= DEAD_S
 
     # Orders
 
@@ -147,14 +156,15 @@ class CleanupService:
         while True:
             await self._clock.sleep(_SCAN_S)
             now = self._clock.monotonic()
-            if self._bus.connected and now - self._started_s > _RECONCILE_S:
-                # Without a bus, or just started, silence proves nothing.
+            if self._hears(now):
                 for watched, evidence in self.watch.sweep(self.fleet, now):
                     ref = watched.ref
                     self._prove(ref.rid, ref.attempt, ref.side, watched, evidence)
-            for watched in list(self.watch):
-                if now - watched.seen_s > _GRACE_S:
-                    await self._consider(watched)
+            old = [watched for watched in self.watch if now - watched.seen_s > _GRACE_S]
+            # Together: an owner that does not answer must not keep the others waiting.
+            for first in range(0, len(old), _AT_ONCE):
+                some = old[first : first + _AT_ONCE]
+                await asyncio.gather(*(self._consider(watched) for watched in some))
             await self._endings.settle()
 
     async def _consider(self, watched: Watched) -> None:
@@ -202,8 +212,7 @@ class CleanupService:
         """Prove what is still unproved of an ended request, from liveness and inventories."""
         cleaned = record.cleaned
         now = self._clock.monotonic()
-        settled = self._bus.connected and now - self._started_s > _RECONCILE_S
-        if not settled or not record.ended or (cleaned.src and cleaned.dst):
+        if not self._hears(now) or not record.ended or (cleaned.src and cleaned.dst):
             return
         known = {LeaseSide.SRC: cleaned.src, LeaseSide.DST: cleaned.dst}
         for side, evidence in proved_free(record, self.fleet, now).items():

@@ -7,7 +7,7 @@ import msgspec
 from libs.bus.api import Bus, BusDown, Conflict, RequestTimeout, Store, StoreUnknown
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
-from libs.fleet import Fleet, Health
+from libs.fleet import SUSPECT_S, Fleet, Health
 from libs.telemetry import count, get_logger, names
 from proto import subjects
 from proto.control import Cancel
@@ -86,8 +86,11 @@ class Endings:
             self._orphan_ms.pop(record.rid, None)
             return
         now_ms = self._clock.unix_ms()
-        health = self._fleet.health(record.sink.incarnation, self._clock.monotonic())
-        alive = health in {Health.ALIVE, Health.SUSPECT}
+        now_s = self._clock.monotonic()
+        health = self._fleet.health(record.sink.incarnation, now_s)
+        # Who was deaf just now has not heard the living either.
+        deaf = self._fleet.listening_s(now_s) < SUSPECT_S
+        alive = deaf or health in {Health.ALIVE, Health.SUSPECT}
         # A living gateway ends its own requests; it may only have been parted from the ledger.
         late_ms = _LATE_ALIVE_MS if alive else _LATE_MS
         if now_ms > record.deadline_ms + late_ms:

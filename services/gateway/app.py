@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
 from libs.fleet import Fleet
 from libs.fleet.announcer import pdbus_version
 from libs.lifecycle import Parts
@@ -63,10 +65,18 @@ async def build(parts: Parts[Settings]) -> GatewayService:
     return GatewayService(
         calls=calls,
         fleet=fleet,
-        server=EdgeServer(app, host=settings.host, port=settings.port),
+        server=_listen(settings, app),
         clock=parts.clock,
         tasks=parts.tasks,
     )
+
+
+def _listen(settings: Settings, app: ASGIApp) -> EdgeServer:
+    try:
+        return EdgeServer(app, host=settings.host, port=settings.port)
+    except OSError as error:
+        message = f"--port {settings.port} on --host {settings.host} cannot be had: {error}"
+        raise OSError(message) from error
 
 
 def _rules(settings: Settings) -> EdgeRules:

@@ -15,24 +15,33 @@ from services.router.policies import Candidate
 
 __all__ = ["Pending", "candidates"]
 
+_MOST_KNOWN = 1024
+
 
 @dataclass(slots=True)
 class Pending:
     """Work placed by this router that the workers' heartbeats do not show yet.
 
-    Without it, all requests between two heartbeats would see the same idle worker.
+    Without it, all requests between two heartbeats would see the same idle worker. It also knows
+    whose turn it is among workers that are equally busy.
     """
 
     _attempts: dict[Incarnation, int] = field(default_factory=dict[Incarnation, int])
     _tokens: dict[Incarnation, int] = field(default_factory=dict[Incarnation, int])
+    _last: dict[Incarnation, int] = field(default_factory=dict[Incarnation, int])
+    """Number of the last placement on each worker; the longest unused one is in front."""
+    _placed: int = 0
 
     def add(self, candidate: Candidate, prompt_tokens: int) -> None:
         """Count an attempt that was just placed."""
+        self._placed += 1
         decode = candidate.decode.incarnation
         self._attempts[decode] = self._attempts.get(decode, 0) + 1
+        self._use(decode)
         if candidate.prefill is not None:
             prefill = candidate.prefill.incarnation
             self._tokens[prefill] = self._tokens.get(prefill, 0) + prompt_tokens
+            self._use(prefill)
 
     def heard(self, incarnation: Incarnation) -> None:
         """Forget what the newest heartbeat of a worker shows by itself."""
@@ -46,6 +55,17 @@ class Pending:
     def tokens(self, incarnation: Incarnation) -> int:
         """Return the prompt tokens placed since the last heartbeat."""
         return self._tokens.get(incarnation, 0)
+
+    def last(self, incarnation: Incarnation) -> int:
+        """Return the number of the last placement on a worker; 0 if there was none."""
+        return self._last.get(incarnation, 0)
+
+    def _use(self, incarnation: Incarnation) -> None:
+        self._last.pop(incarnation, None)
+        self._last[incarnation] = self._placed
+        if len(self._last) > _MOST_KNOWN:
+            # Incarnations come and go: the one that was used longest ago is gone.
+            del self._last[next(iter(self._last))]
 
 
 def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list[Candidate]:

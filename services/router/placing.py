@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,7 +26,7 @@ from proto import subjects
 from proto.control import Abort, Aborted
 from proto.decode import Reserve, Reserved
 from proto.errors import ErrorCode, PdbusError
-from proto.ids import new_room
+from proto.ids import RequestId, new_room
 from proto.ledger import Mode, Placement, RequestRecord, RequestState
 from proto.router import Place, Placed, Plan
 from services.router.candidates import Pending, candidates
@@ -51,7 +52,17 @@ _SKIP = frozenset(
 )
 """Refusals of one worker after which the next one is asked. `cancelled` is among them because it
 can be the echo of a reservation given back; a request that was really cancelled has an ended
-record, which is checked before and after."""
+record, which is checked before, in between and after."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """One ask that waits for a slot."""
+
+    ask: Place
+    new: bool
+    """Its first slice."""
+    cancelled: bool = False
 
 
 class Placing:
@@ -75,6 +86,14 @@ class Placing:
         self._pending = pending
         self._turns = turns
         self._policy = policy
+        self._waits: list[_Wait] = []
+
+    def cancel(self, rid: RequestId, attempt: int) -> None:
+        """Take an attempt that is over out of the queue, and out of the way of those behind it."""
+        for wait in self._waits:
+            if wait.ask.rid == rid and wait.ask.attempt <= attempt:
+                wait.cancelled = True
+                self._turns.leave(rid, for_good=True)
 
     async def place(self, ask: Place) -> Placed:
         """Return the plan of an attempt; the same ask again gives the same plan.
@@ -124,13 +143,16 @@ class Placing:
         found = await self._record(ask)
         if found.value.attempt == ask.attempt and found.value.placement is not None:
             return self._plan(found.value.placement)
-        self._turns.enter(ask.rid)
-        held = None
+        wait = _Wait(ask, new=self._turns.enter(ask.rid))
+        self._waits.append(wait)
+        over = True
         try:
-            held = await self._wait_for_slot(ask)
+            held = await self._wait_for_slot(wait)
+            over = held is not None
         finally:
             waited = self._turns.waited_s(ask.rid)
-            self._turns.leave(ask.rid, placed=held is not None)
+            self._turns.leave(ask.rid, for_good=over)
+            self._waits.remove(wait)
         if held is None:
             return None
         chosen, reserved, tried = held
@@ -167,16 +189,23 @@ class Placing:
             raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "no record")
         if found.value.ended:
             raise PdbusError(ErrorCode.CANCELLED, f"the request is {found.value.state}")
+        if found.value.sink.incarnation != ask.sink.incarnation:
+            raise PdbusError(ErrorCode.STALE_ATTEMPT, "another gateway owns the request")
         if found.value.attempt > ask.attempt:
             raise PdbusError(ErrorCode.STALE_ATTEMPT, f"attempt {found.value.attempt} exists")
         return found
 
     # Choosing and reserving
 
-    async def _wait_for_slot(self, ask: Place) -> tuple[Candidate, Reserved, int] | None:
+    async def _wait_for_slot(self, wait: _Wait) -> tuple[Candidate, Reserved, int] | None:
+        ask = wait.ask
         while True:
+            if wait.cancelled:
+                raise PdbusError(ErrorCode.CANCELLED, "it ended while it waited for a slot")
             found = candidates(ask, self._fleet, self._pending, self._clock.monotonic())
-            self._check_queue(found)
+            if wait.new:
+                self._check_queue(ask, found)
+                wait.new = False
             if self._turns.is_first(ask.rid):
                 reserved = await self._reserve_best(ask, self._ranked(ask, found))
                 if reserved is not None:
@@ -186,26 +215,33 @@ class Placing:
                 return None
             await self._turns.changed(min(left_s, 0.25))
 
-    def _check_queue(self, found: Sequence[Candidate]) -> None:
+    def _check_queue(self, ask: Place, found: Sequence[Candidate]) -> None:
+        # Asked at the first arrival only: who waits is never refused in favour of who comes.
         slots = {c.decode.incarnation: c.decode.load.slots for c in found if c.decode.load}
-        most = 2 * sum(slots.values()) + 1
-        if len(self._turns) > most:
-            raise PdbusError(
-                ErrorCode.SATURATED, f"{len(self._turns)} requests wait already", retry_after_s=2
-            )
+        ahead = self._turns.ahead(ask.rid)
+        if ahead > 2 * sum(slots.values()):
+            raise PdbusError(ErrorCode.SATURATED, f"{ahead} requests wait already", retry_after_s=2)
 
     def _ranked(self, ask: Place, found: Sequence[Candidate]) -> list[Candidate]:
-        def key(candidate: Candidate) -> tuple[float, str, str]:
+        def key(candidate: Candidate) -> tuple[float, int, int]:
+            # Among equals, whoever was used longest ago: else one would get all work of a quiet
+            # system.
             score: Score = self._policy(ask, candidate)
-            prefill = candidate.prefill.incarnation if candidate.prefill else ""
-            return score.total, candidate.decode.incarnation, prefill
+            prefill = candidate.prefill
+            return (
+                score.total,
+                self._pending.last(candidate.decode.incarnation),
+                self._pending.last(prefill.incarnation) if prefill else 0,
+            )
 
-        return sorted(found, key=key)
+        # A fixed order first: it decides between those that were never used.
+        return sorted(sorted(found, key=_name), key=key)
 
     async def _reserve_best(
         self, ask: Place, ranked: Sequence[Candidate]
     ) -> tuple[Candidate, Reserved] | None:
         full: set[str] = set()
+        cancelled = False
         for candidate in ranked:
             if candidate.decode.incarnation in full:
                 continue
@@ -222,7 +258,11 @@ class Placing:
                 count(names.ROUTER_RESERVE_FAILURES, error_code=str(refusal.code))
                 if refusal.code not in _SKIP:
                     raise
+                cancelled = cancelled or refusal.code is ErrorCode.CANCELLED
             full.add(candidate.decode.incarnation)
+        if cancelled:
+            # If it was really cancelled, it must not keep those behind it waiting.
+            await self._record(ask)
         return None
 
     async def _reserve(self, ask: Place, candidate: Candidate) -> Reserved:
@@ -289,6 +329,11 @@ class Placing:
                 raise PdbusError(ErrorCode.PREFILL_LOST, "the prefill of this plan is gone")
             source = member.heartbeat.address
         return Plan(placement=placement, source=source)
+
+
+def _name(candidate: Candidate) -> tuple[str, str]:
+    prefill = candidate.prefill
+    return candidate.decode.incarnation, prefill.incarnation if prefill else ""
 
 
 def _facts(plan: Plan | None) -> dict[str, Attribute]:

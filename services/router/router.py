@@ -11,6 +11,7 @@ from libs.fleet import Announcer, Fleet, FleetListener, Member
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from proto import subjects
+from proto.control import Cancel
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Incarnation, InstanceId
 from proto.ledger import RequestRecord
@@ -62,10 +63,12 @@ class RouterService:
         )
         self._claims = Claims(store)
         self._served: list[Subscription] = []
+        self._cancels: Subscription | None = None
 
     async def start(self) -> None:
         """Hear the fleet for one period, then answer."""
         await self._listener.start()
+        self._cancels = await self._bus.subscribe(subjects.ALL_CANCELS, Cancel, self._on_cancel)
         self._tasks.spawn(self._announcer.run(), name="announce")
         self._tasks.spawn(self._open(), name="open")
 
@@ -76,6 +79,8 @@ class RouterService:
         self._turns.wake()
         for subscription in self._served:
             await subscription.close()
+        if self._cancels is not None:
+            await self._cancels.close()
         await self._listener.close()
 
     def readiness(self) -> tuple[bool, str]:
@@ -103,6 +108,9 @@ class RouterService:
 
     async def _claim(self, ask: Claim) -> Claimed:
         return await self._claims.grant(ask)
+
+    def _on_cancel(self, _subject: str, message: Cancel) -> None:
+        self._placing.cancel(message.rid, message.attempt)
 
     def _on_heard(self, member: Member) -> None:
         self._pending.heard(member.heartbeat.incarnation)

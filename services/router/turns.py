@@ -29,21 +29,24 @@ class Turns:
     def __len__(self) -> int:
         return len(self._present)
 
-    def enter(self, rid: RequestId) -> None:
-        """Take a place in the queue, or take it again."""
+    def enter(self, rid: RequestId) -> bool:
+        """Take a place in the queue, or take it again; return whether it is a new one."""
         now = self._clock.monotonic()
         for gone, since in list(self._left_s.items()):
             if now - since > _KEEP_S:
                 self._left_s.pop(gone)
                 self._first_s.pop(gone, None)
         self._left_s.pop(rid, None)
+        new = rid not in self._first_s
         self._first_s.setdefault(rid, now)
         self._present.add(rid)
+        return new
 
-    def leave(self, rid: RequestId, *, placed: bool) -> None:
-        """Give the place up; for good if `placed`."""
+    def leave(self, rid: RequestId, *, for_good: bool) -> None:
+        """Give the place up, or only step out between two slices."""
         self._present.discard(rid)
-        if placed:
+        if for_good:
+            self._left_s.pop(rid, None)
             self._first_s.pop(rid, None)
         elif rid in self._first_s:
             self._left_s[rid] = self._clock.monotonic()
@@ -57,6 +60,11 @@ class Turns:
         """Return whether nobody who is present came earlier."""
         mine = self._key(rid)
         return all(mine <= self._key(other) for other in self._present)
+
+    def ahead(self, rid: RequestId) -> int:
+        """Return how many came earlier, those between two slices included."""
+        mine = self._key(rid)
+        return sum(self._key(other) < mine for other in self._first_s)
 
     def _key(self, rid: RequestId) -> tuple[float, RequestId]:
         return self._first_s.get(rid, self._clock.monotonic()), rid

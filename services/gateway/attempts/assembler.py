@@ -21,6 +21,8 @@ class Assembler:
         next: number of tokens delivered, and so the offset that is expected next.
         duplicates: chunks that came again.
         stale: chunks of attempts that are over.
+        inherited: of the tokens delivered, those that earlier attempts gave.
+        source: the attempt that gave the newest ones.
     """
 
     def __init__(self) -> None:
@@ -28,6 +30,8 @@ class Assembler:
         self.complete = False
         self.duplicates = 0
         self.stale = 0
+        self.inherited = 0
+        self.source = -1
         self._attempt = 0
         self._held: dict[int, TokenChunk] = {}
 
@@ -36,14 +40,16 @@ class Assembler:
         """Whether something later than the expected chunk has arrived."""
         return bool(self._held)
 
-    def resume(self, tokens: int) -> None:
-        """Take so many tokens as delivered already."""
-        self.next = tokens
+    def resume(self, tokens: int, source: int = -1) -> None:
+        """Take so many tokens as delivered already, the newest by attempt `source`."""
+        self.next, self.source = tokens, source
 
     def begin(self, attempt: int) -> None:
         """Accept chunks of this attempt only; it must not be older than the last one."""
         if attempt < self._attempt:
             raise PdbusError(ErrorCode.INTERNAL, "attempts never go backwards")
+        if attempt != self.source:
+            self.inherited, self.source = self.next, attempt
         self._attempt = attempt
         self._held.clear()
 
@@ -51,7 +57,7 @@ class Assembler:
         """Take in a chunk; return those that are next in order.
 
         Raises:
-            PdbusError: stream_gap if chunks overlap in part or too many are out of order.
+            PdbusError: stream_gap if chunks overlap in part, or the end is not where it must be.
         """
         if chunk.attempt != self._attempt or self.complete:
             self.stale += 1
@@ -62,10 +68,13 @@ class Assembler:
                 raise PdbusError(ErrorCode.STREAM_GAP, "chunks overlap in part")
             self.duplicates += 1
             return []
-        self._held[chunk.offset if chunk.count else -1 - chunk.offset] = chunk
+        key = chunk.offset if chunk.count else -1 - chunk.offset
+        self._held[key] = chunk
+        ready = self._release()
         if len(self._held) > _MOST_HELD:
-            raise PdbusError(ErrorCode.STREAM_GAP, f"more than {_MOST_HELD} chunks wait for one")
-        return self._release()
+            # What is held is bounded; the replay that closes the gap brings the rest again.
+            del self._held[key]
+        return ready
 
     def _release(self) -> list[TokenChunk]:
         ready: list[TokenChunk] = []

@@ -51,6 +51,7 @@ class Attempts:
         started: called when an attempt runs on both sides.
         first: number of the first attempt.
         shown: what readers have already, from a stream that was followed before.
+        source: the attempt that gave the newest of it.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Attempts:
         started: Callable[[], None],
         first: int = 0,
         shown: Sequence[Delta] = (),
+        source: int = -1,
     ) -> None:
         self.plan: Plan | None = None
         self._ports = ports
@@ -69,6 +71,8 @@ class Attempts:
         self._emit = emit
         self._started = started
         self._number = first
+        self._unsure = False
+        """A place was asked for and no answer has come: a slot may be held for the attempt."""
         self._assembler = Assembler()
         self._recovery = Recovery(call.recover, call.sampling)
         self._ids = bytearray()
@@ -76,7 +80,7 @@ class Attempts:
         for delta in shown:
             self._ids += delta.ids
             self._text.append(delta.text)
-        self._assembler.resume(len(self._ids) // 4)
+        self._assembler.resume(len(self._ids) // 4, source)
 
     @property
     def number(self) -> int:
@@ -108,15 +112,17 @@ class Attempts:
 
     async def stop(self, reason: str) -> None:
         """Make sure that nothing runs any more for the newest attempt, on either side."""
-        if self.plan is None:
+        if self.plan is None and not self._unsure:
             return
-        call, placement = self._call, self.plan.placement
-        cancel = Cancel(rid=call.rid, attempt=placement.attempt, reason=reason)
+        call = self._call
+        cancel = Cancel(rid=call.rid, attempt=self._number, reason=reason)
         try:
             await self._ports.bus.publish(subjects.cancel(call.tenant, call.rid), cancel)
         except BusDown:
             get_logger().info("cancel not broadcast", rid=call.rid)
-        await stop_both(self._ports.bus, self._ports.clock, call, placement, reason)
+        if self.plan is not None:
+            ports = self._ports
+            await stop_both(ports.bus, ports.clock, call, self.plan.placement, reason)
 
     # One attempt
 
@@ -200,14 +206,20 @@ class Attempts:
     async def _place(self, rest: Call, exclude: tuple[WorkerRef, ...]) -> Plan:
         ports, rid = self._ports, self._call.rid
         asked_ms = ports.chronicle.now_ms()
-        plan = await find_place(
-            bus=ports.bus,
-            clock=ports.clock,
-            call=rest,
-            attempt=self._number,
-            sink=ports.ledger.sink,
-            exclude=exclude,
-        )
+        self._unsure = True
+        try:
+            plan = await find_place(
+                bus=ports.bus,
+                clock=ports.clock,
+                call=rest,
+                attempt=self._number,
+                sink=ports.ledger.sink,
+                exclude=exclude,
+            )
+        except PdbusError as refusal:
+            self._unsure = refusal.code not in _NO_PLACE
+            raise
+        self._unsure = False
         facts = _facts(plan)
         now_ms = ports.chronicle.now_ms()
         ports.chronicle.stage(EventKind.STAGE_PLACE, rid, self._number, asked_ms, now_ms, **facts)
@@ -240,6 +252,15 @@ class Attempts:
             attempt=self._number,
             code=lost.code,
             why=lost.detail,
+            final=refusal or "",
+        )
+        self._ports.chronicle.fact(
+            EventKind.ATTEMPT_FAILED,
+            self._call.rid,
+            self._number,
+            code=str(lost.code),
+            detail=lost.detail,
+            emitted=emitted,
             final=refusal or "",
         )
         if refusal is not None:

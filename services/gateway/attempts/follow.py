@@ -66,6 +66,8 @@ class Follower:
         # Who joins a running attempt hears nothing from prefill: decode tells of its loss.
         self._prefill_done = joined or placement.prefill is None
         self._joining = joined
+        self._attached = not joined
+        """It is known where the attempt begins: what was shown fits to it."""
         self._gone: dict[Role, float] = {}
         self._failed: AttemptFailed | None = None
         self._failed_s = 0.0
@@ -116,6 +118,9 @@ class Follower:
             return []
         now = self._clock.monotonic()
         if isinstance(message, TokenChunk):
+            if not self._attached:
+                # The replay that attaches brings it again.
+                return []
             self._decode_heard_s = now
             # The first token proves that prefill has done its part.
             self._prefill_done = True
@@ -152,7 +157,7 @@ class Follower:
             raise self._failure(failed)
 
     def _failure(self, failed: AttemptFailed) -> Exception:
-        if failed.code is ErrorCode.CANCELLED:
+        if failed.code is ErrorCode.CANCELLED and not self._joining:
             return PdbusError(failed.code, failed.detail)
         # Whoever tells of a loss is not always who was lost: decode tells of a dead prefill.
         placement = self._placement
@@ -214,6 +219,11 @@ class Follower:
         else:
             if replayed.first > self._assembler.next:
                 raise PdbusError(ErrorCode.STREAM_GAP, "the beginning is kept no more")
+            drawn = self._call.sampling.temperature > 0
+            if self._joining and drawn and replayed.first < self._assembler.inherited:
+                # Another attempt had shown more than this one goes on from: it draws anew.
+                raise PdbusError(ErrorCode.STREAM_GAP, "the answer went on differently")
+            self._attached = True
             self._gone.pop(ref.role, None)
             self._decode_heard_s = self._clock.monotonic()
             # The replayed chunks are on their way; asking again at once would double them.

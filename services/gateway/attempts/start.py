@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from libs.bus.api import Bus, BusDown, BusError, NoResponders, RequestTimeout
+from libs.bus.api import Bus, BusDown, BusError, NoResponders, RequestTimeout, TooLarge
 from libs.clock.api import Clock
 from libs.telemetry import get_logger
 from proto import subjects
@@ -82,6 +82,9 @@ async def _start(bus: Bus, clock: Clock, ref: WorkerRef, message: Message) -> No
             detail = f"start: {error}"
         except BusDown as error:
             raise PdbusError(ErrorCode.BUS_LOST, str(error), retry_after_s=1) from error
+        except TooLarge as error:
+            text = f"The prompt is too large for the message bus: {error}."
+            raise PdbusError(ErrorCode.REQUEST_TOO_LARGE, text, param="messages") from error
         except PdbusError as refusal:
             if refusal.code is ErrorCode.CANCELLED or not _transient(refusal.code):
                 raise

@@ -135,19 +135,18 @@ class Coordinator:
     async def _open_keyed(self, call: Call) -> Reader | None:
         """Return a reader, or None if the request of this id failed and is forgotten."""
         record = None if call.rid in self._calls else await self._ledger.find(call.rid)
-        if record is None:
-            running = self._calls.get(call.rid) or self._begin(call, None)
+        while True:
+            if record is not None:
+                _check_digest(record.digest, call)
+                if record.ended:
+                    return await self._ended(record)
+            running = self._calls.get(call.rid) or self._begin(call, record)
             _check_digest(running.call.digest, call)
             try:
-                # Whoever reads it learns that another gateway was first, not only who began it.
                 return await running.read()
             except Taken as taken:
+                # Another gateway was first. All who read here learn that, not only who began.
                 record = taken.record
-        _check_digest(record.digest, call)
-        if not record.ended:
-            running = self._calls.get(call.rid) or self._begin(call, record)
-            return await running.read()
-        return await self._ended(record)
 
     async def _ended(self, record: RequestRecord) -> Reader | None:
         if record.state is RequestState.DONE:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from libs.bus.api import BusError
-from libs.fleet import Health
+from libs.fleet import DEAD_S, Health
 from libs.telemetry import get_logger
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
@@ -49,6 +49,12 @@ class Guest:
         self._log = log
         self._opened = opened
         self._assembler = Assembler()
+        self._assembler.resume(sum(len(delta.ids) for delta in log.deltas) // 4)
+
+    @property
+    def source(self) -> int:
+        """The attempt that gave the newest tokens."""
+        return self._assembler.source
 
     async def follow(self, record: RequestRecord) -> RequestRecord | None:
         """Follow until the request has ended (None), or is ours now (its record).
@@ -123,17 +129,21 @@ class Guest:
         self.placement = result.placement
         self._opened()
         # What the stream has not shown yet comes from the stored answer.
-        shown = sum(len(delta.ids) for delta in self._log.deltas) // 4
+        shown = b"".join(delta.ids for delta in self._log.deltas)
+        if not b"".join(part.ids for part in result.parts).startswith(shown):
+            # The attempt that was shown here was given up, and another drew anew.
+            raise PdbusError(ErrorCode.STREAM_GAP, "the answer went on differently")
         offset = 0
         for part in result.parts:
-            if offset >= shown:
+            if offset >= len(shown):
                 self._log.add(Delta(part.ids, part.text))
-            offset += len(part.ids) // 4
+            offset += len(part.ids)
         self._log.add(Delta(b"", "", result.finish, result.usage))
 
     def _lost(self, record: RequestRecord) -> bool:
-        now = self._ports.clock.monotonic()
-        return self._ports.fleet.health(record.sink.incarnation, now) is Health.DEAD
+        now, fleet = self._ports.clock.monotonic(), self._ports.fleet
+        dead = fleet.health(record.sink.incarnation, now) is Health.DEAD
+        return dead and fleet.listening_s(now) >= DEAD_S
 
     async def _hold(self, record: RequestRecord) -> None:
         sink = record.sink

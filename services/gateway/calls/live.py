@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from libs.telemetry import get_logger
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
 from proto.gateway import TokenChunk
@@ -13,7 +14,7 @@ from proto.ledger import Placement, RequestRecord
 from services.gateway.api import Call, Delta
 from services.gateway.attempts import Attempts
 from services.gateway.calls.answer import AnswerLog
-from services.gateway.calls.endings import Endings
+from services.gateway.calls.endings import Endings, Superseded
 from services.gateway.calls.guest import Guest
 from services.gateway.calls.reader import Reader
 from services.gateway.calls.stored import keep_result
@@ -185,7 +186,8 @@ class LiveCall:
             return
         self._owner = True
         placement = orphan.placement if orphan.attempt >= 0 else None
-        self._attempts = self._new_attempts(max(0, orphan.attempt), self.log.deltas)
+        first, source = max(0, orphan.attempt), self._guest.source
+        self._attempts = self._new_attempts(first, self.log.deltas, source)
         await self._complete(self._attempts, placement)
 
     async def _complete(self, attempts: Attempts, joined: Placement | None) -> None:
@@ -200,11 +202,19 @@ class LiveCall:
                 placement=self.placement,
                 created_ms=self._created_ms,
             )
-        await self._endings.done(outcome)
+        try:
+            await self._endings.done(outcome)
+        except Superseded as lost:
+            # While this process stood still, another gateway took the request over.
+            self._owner = False
+            await self._follow(lost.record)
+            return
         self.log.add(Delta(b"", "", outcome.finish, outcome.usage))
         self._close(None)
 
-    def _new_attempts(self, first: int, shown: Sequence[Delta] = ()) -> Attempts:
+    def _new_attempts(
+        self, first: int, shown: Sequence[Delta] = (), source: int = -1
+    ) -> Attempts:
         return Attempts(
             self._ports,
             self.call,
@@ -212,6 +222,7 @@ class LiveCall:
             started=self._opened.set,
             first=first,
             shown=shown,
+            source=source,
         )
 
     def _emit(self, chunk: TokenChunk) -> None:
@@ -247,10 +258,17 @@ class LiveCall:
         attempts = self._attempts
         number = attempts.number if attempts else 0
         writing = self._endings.failed(error, number)
-        if attempts is None:
-            await writing
-        else:
+        if self.call.key is None and attempts is not None:
             await asyncio.gather(writing, attempts.stop(str(error.code)))
+            return
+        # With a key the owner may be another gateway by now, whose work must not be stopped.
+        try:
+            await writing
+        except Superseded:
+            get_logger().info("request has another owner", rid=self.rid)
+            return
+        if attempts is not None:
+            await attempts.stop(str(error.code))
 
     def _close(self, failure: PdbusError | None) -> None:
         self.log.end(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from functools import cache
@@ -156,6 +157,33 @@ def test_the_fewest_tokens_are_never_too_many(text: str):
     """The quick bound is at most the true number, for any text."""
     tokenizer = byte_tokenizer()
     assert tokenizer.fewest_tokens(text) <= len(unpack_ids(tokenizer.encode(text)))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_ids_are_those_of_the_library(text: str):
+    """Whatever the text, its ids are those that the library's plain way gives."""
+    tokenizer = byte_tokenizer()
+    plain = tokenizer._tokenizer.encode(text, add_special_tokens=False)
+    assert unpack_ids(tokenizer.encode(text)) == plain.ids
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of the folder."""
+    return Tokenizer.load(folder)
+
+
+async def test_a_long_text_does_not_stop_the_loop(tokenizer: Tokenizer):
+    """While a long text is encoded on a thread, the event loop makes turn after turn."""
+    encoding = asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, "w" * 1_000_000))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(await encoding) == 4_000_000
+    # With the interpreter lock held there are two or three.
+    assert turns > 20
 
 
 def test_the_fewest_tokens_grow_with_the_text():

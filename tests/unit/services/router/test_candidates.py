@@ -157,3 +157,19 @@ def test_work_placed_since_the_last_heartbeat_counts() -> None:
     assert (again.decode_pending, again.prefill_pending_tokens) == (1, 10)
     pending.heard(ref.incarnation)
     assert candidates(ask(), fleet, pending, 0.1)[0].decode_pending == 0
+
+
+def test_the_last_turn_of_a_worker_is_known() -> None:
+    """Of two workers that were used in turn, the one that waits longer has the smaller number."""
+    fleet = Fleet()
+    worker(fleet, Role.PREFILL, 1)
+    worker(fleet, Role.DECODE, 1)
+    worker(fleet, Role.DECODE, 2)
+    pending = Pending()
+    first, second = candidates(ask(), fleet, pending, 0.0)
+    assert pending.last(first.decode.incarnation) == 0
+    pending.add(first, 10)
+    pending.add(second, 10)
+    assert 0 < pending.last(first.decode.incarnation) < pending.last(second.decode.incarnation)
+    pending.heard(first.decode.incarnation)
+    assert pending.last(first.decode.incarnation) > 0

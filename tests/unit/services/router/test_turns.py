@@ -27,7 +27,7 @@ def test_the_first_to_come_is_first() -> None:
     turns.enter(A)
     assert turns.is_first(B)
     assert not turns.is_first(A)
-    turns.leave(B, placed=True)
+    turns.leave(B, for_good=True)
     assert turns.is_first(A)
 
 
@@ -38,7 +38,7 @@ def test_a_turn_survives_the_gap_between_two_slices() -> None:
     turns.enter(A)
     clock.now = 0.5
     turns.enter(B)
-    turns.leave(A, placed=False)
+    turns.leave(A, for_good=False)
     assert turns.is_first(B)
     clock.now = 0.6
     turns.enter(A)
@@ -51,10 +51,36 @@ def test_a_turn_is_lost_after_a_long_absence() -> None:
     clock = StepClock()
     turns = Turns(clock)
     turns.enter(A)
-    turns.leave(A, placed=False)
+    turns.leave(A, for_good=False)
     clock.now = 3.0
     turns.enter(B)
     clock.now = 4.0
     turns.enter(A)
     assert turns.is_first(B)
     assert not turns.is_first(A)
+
+
+def test_who_waits_already_stays_in_front_of_who_comes() -> None:
+    """Newcomers take no place of one who is only between two slices, however many there are."""
+    clock = StepClock()
+    turns = Turns(clock)
+    assert turns.enter(A)
+    clock.now = 0.8
+    turns.leave(A, for_good=False)
+    others = [RequestId(f"{n:026d}") for n in range(5)]
+    assert all(turns.enter(other) for other in others)
+    assert turns.ahead(others[-1]) == 5
+    clock.now = 0.9
+    assert not turns.enter(A)
+    assert turns.ahead(A) == 0
+    assert turns.is_first(A)
+
+
+def test_who_is_refused_counts_no_more() -> None:
+    """Only who comes back keeps a place; one that left for good is a newcomer next time."""
+    turns = Turns(StepClock())
+    turns.enter(A)
+    turns.leave(A, for_good=True)
+    turns.enter(B)
+    assert turns.ahead(B) == 0
+    assert turns.enter(A)
