@@ -8,6 +8,7 @@ import contextlib
 import nats
 import pytest
 import uvloop
+from nats.aio.msg import Msg
 
 from libs.bus import BusSettings
 from libs.bus.connect import Link
@@ -104,6 +105,28 @@ async def test_a_real_cancellation_of_a_close_is_passed_on(own_nats, connect):
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+
+
+@pytest.mark.parametrize("ends", ["request", "flush"])
+async def test_a_cancellation_beside_the_answer_is_obeyed(own_nats, connect, ends: str):
+    """A task that is cancelled in the turn in which its answer comes is cancelled all the same.
+
+    nats-py waits with `asyncio.wait_for`, which returns the answer then (before Python 3.12).
+    """
+    bus = await connect(own_nats)
+    client = bus.link.client
+    await client.request("$SRV.PING", timeout=2)
+    own_nats.pause()
+    asking = client.request("$SRV.PING", timeout=30) if ends == "request" else client.flush(30)
+    task = asyncio.ensure_future(asking)
+    waiting = client._resp_map.values() if ends == "request" else client._pongs
+    await until(lambda: waiting)
+    (future,) = waiting
+    future.set_result(Msg(client) if ends == "request" else True)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    own_nats.resume()
 
 
 async def test_headers_keep_their_case(shared_nats):

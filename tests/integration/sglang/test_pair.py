@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
@@ -12,7 +11,7 @@ import pytest_asyncio
 from libs.models import ModelFolder, resolve
 from ops.bench.parity import CASES, compare_on
 from ops.bench.prompts import prompt
-from ops.bench.rig import Rig, greedy, job_for, new_job, new_room_id, rig
+from ops.bench.rig import Rig, greedy, job_for, rig
 from proto.errors import ErrorCode
 from proto.host import JobFailed, JobFinished, JobKind
 from proto.kv import Lane, PeerAddress
@@ -102,62 +101,6 @@ async def test_the_transfer_is_reported(engines: Rig, model: ModelFolder):
     assert answer.prefill.forward_s > 0
     assert 0 < answer.last.wait_kv_s < answer.total_s
     assert answer.last.completion_tokens == 4
-
-
-@dataclass(frozen=True)
-class Abort:
-    """Which sides run, which are told, and when."""
-
-    started: tuple[Role, ...]
-    told: tuple[Role, ...]
-    tokens: int
-    wait_s: float
-
-
-ABORTS = {
-    "prefill waits for decode": Abort(PAIR[:1], PAIR[:1], 7000, 0.2),
-    "decode waits for prefill": Abort(PAIR[1:], PAIR[1:], 7000, 0.2),
-    "just sent": Abort(PAIR, PAIR, 1500, 0.0),
-    "just sent, prefill told": Abort(PAIR, PAIR[:1], 1500, 0.0),
-    "just sent, decode told": Abort(PAIR, PAIR[1:], 1500, 0.0),
-    "prefilling": Abort(PAIR, PAIR, 7000, 0.2),
-    "prefilling, prefill told": Abort(PAIR, PAIR[:1], 7000, 0.2),
-    "prefilling, decode told": Abort(PAIR, PAIR[1:], 7000, 0.2),
-    "decoding": Abort(PAIR, PAIR, 300, 0.3),
-    "decoding, decode told": Abort(PAIR, PAIR[1:], 300, 0.3),
-}
-
-
-@pytest.mark.parametrize("case", ABORTS)
-async def test_an_abort_frees_everything(engines: Rig, model: ModelFolder, case: str):
-    """In each phase, told to one side or both, no token of KV and no room is held after 2 s."""
-    abort = ABORTS[case]
-    started, aimed, length = abort.started, abort.told, abort.tokens
-    job, room = new_job(), new_room_id()
-    ids, sampling = prompt(model.path, length, int(room) % 10**6), greedy(1000)
-    kinds = {Role.PREFILL: JobKind.PREFILL, Role.DECODE: JobKind.DECODE}
-    source = engines.ready[Role.PREFILL].address
-    running = [
-        asyncio.create_task(
-            engines.end_of(role, job_for(kinds[role], ids, sampling, job, room, source))
-        )
-        for role in started
-    ]
-    await asyncio.sleep(abort.wait_s)
-    for role in aimed:
-        await engines.engines[role].abort(job)
-    ends = await asyncio.wait_for(asyncio.gather(*running), 5)
-    assert await _nothing_held(engines)
-    for role, end in zip(started, ends, strict=True):
-        if isinstance(end, JobFailed):
-            # A side that was not told, and whose peer never came, gives up by itself.
-            alone = (ErrorCode.DEADLINE,) if role not in aimed else ()
-            assert end.code in (ErrorCode.CANCELLED, *alone), end
-        else:
-            # Prefill had handed over before it was told.
-            assert role is Role.PREFILL
-    answer = await engines.split(prompt(model.path, 40, int(room) % 9999), greedy(2))
-    assert answer.failure == ""
 
 
 async def test_a_request_that_nobody_meets_ends_by_its_deadline(engines: Rig, model: ModelFolder):

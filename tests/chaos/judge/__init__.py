@@ -1,0 +1,1 @@
+"""What a chaos run is judged by: what clients saw, the ledger, the events, the engines."""

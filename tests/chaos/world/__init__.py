@@ -1,0 +1,1 @@
+"""What a chaos run consists of: the stack behind its proxies, the witness, the hostile client."""
