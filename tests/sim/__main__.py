@@ -1,4 +1,4 @@
-"""Run the simulator: `python -m tests.sim --seeds 200`, or one seed with its story."""
+"""Run the simulator: `python -m tests.sim --seeds 2000`, or one seed with its story."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tests.sim.report import summary, tell
+from tests.sim.sweep import processes_from_environment, sweep
 from tests.sim.world import run_seed
 
 
@@ -15,6 +16,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--start", type=int, default=0, help="the first")
     parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--processes", type=int, default=processes_from_environment())
     parser.add_argument("--verbose", action="store_true", help="print the story of each violation")
     options = parser.parse_args()
     if options.seed is not None:
@@ -24,12 +26,12 @@ def main() -> int:
             print(tell(outcome, full=options.verbose))
         return 1 if outcome.violations else 0
     outcomes = []
-    for seed in range(options.start, options.start + options.seeds):
-        outcome = run_seed(seed)
-        outcomes.append(outcome)
-        if outcome.violations:
-            print(tell(outcome, full=options.verbose), flush=True)
-    print(summary(outcomes))
+    with sweep(range(options.start, options.start + options.seeds), options.processes) as swept:
+        for outcome in swept.outcomes():
+            outcomes.append(outcome)
+            if outcome.violations:
+                print(tell(outcome, full=options.verbose), flush=True)
+    print(summary(outcomes, matrix=True))
     return 1 if any(outcome.violations for outcome in outcomes) else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -13,31 +14,32 @@ from typing import TYPE_CHECKING
 
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
-from proto.ids import RequestId, new_request_id, tenant_hash
-from proto.ledger import Usage
+from proto.ids import (
+    Incarnation,
+    RequestId,
+    TenantHash,
+    keyed_request_id,
+    new_request_id,
+    tenant_hash,
+)
+from proto.ledger import Mode, Usage
 from proto.sampling import SamplingParams
-from services.gateway.api import Call, Calls, Live
+from services.gateway.api import Call, Delta, Live
 from tests.sim.kernel import Domain
-from tests.sim.ports.engine import CARD, expected_answer
-from tests.sim.scenario import RequestPlan
+from tests.sim.ports import CARD, Judge, tokens_of
+from tests.sim.scenario import AskPlan, Body
 
 if TYPE_CHECKING:
+    from services.gateway.api import Calls
+    from tests.sim.process import Life
     from tests.sim.world import World
 
-__all__ = ["Ending", "Request"]
+__all__ = ["Ask", "Ending"]
 
-
-@asynccontextmanager
-async def _opened(calls: Calls, call: Call) -> AsyncIterator[Live]:
-    """Open a call; if the block does not come to its end, the request is given up."""
-    live = await calls.open(call)
-    ended = False
-    try:
-        yield live
-        ended = True
-    finally:
-        if not ended:
-            await live.cancel("not_delivered")
+_SLOW_S = 5.0
+"""How long the HTTP side waits for a client that does not read."""
+_PATIENCE_S = 1.0
+"""How long a client that comes again knocks at a gateway that is not there."""
 
 
 class Ending(Enum):
@@ -51,22 +53,43 @@ class Ending(Enum):
     FAILED = "failed"
     """With a typed error."""
     LEFT = "left"
-    """The client went away."""
+    """The client went away, or read too slowly."""
     CUT = "cut"
     """The gateway died."""
 
 
-@dataclass(eq=False)
-class Request:
-    """One request, as its client lives it."""
+class _Slow(Exception):
+    """The client does not read."""
 
-    plan: RequestPlan
+
+@asynccontextmanager
+async def _opened(calls: Calls, call: Call) -> AsyncIterator[Live]:
+    """Open a call; if the block does not come to its end, the reader leaves."""
+    live = await calls.open(call)
+    ended = False
+    try:
+        yield live
+        ended = True
+    finally:
+        if not ended:
+            await live.cancel("not_delivered")
+
+
+@dataclass(eq=False)
+class Ask:
+    """One HTTP request, as its client lives it."""
+
+    plan: AskPlan
+    seed: int
     rid: RequestId = RequestId("")
-    input_ids: bytes = b""
+    """Of the request that it stands for; with a key, as far as it is known."""
+    gateway: Incarnation = Incarnation("")
+    """Of the process that it spoke to."""
     ending: Ending = Ending.NONE
     code: ErrorCode | None = None
     detail: str = ""
     got: list[int] = field(default_factory=list)
+    text: str = ""
     finish: FinishReason | None = None
     usage: Usage | None = None
     opened: bool = False
@@ -75,68 +98,155 @@ class Request:
     deadline_s: float = 0.0
     """Virtual time."""
     left_s: float | None = None
+    heard_s: float = 0.0
+    """When the last part of the answer came."""
     domain: Domain | None = None
-    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    handler: asyncio.Task[None] | None = None
+    happened: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for event in ("sent", "token", "left", "ended", "enough"):
+            self.happened[event] = asyncio.Event()
+
+    @property
+    def tenant(self) -> TenantHash:
+        """Who asks."""
+        return tenant_hash(self.plan.tenant)
+
+    @property
+    def digest(self) -> str:
+        """The identity of what is asked."""
+        return f"{self.plan.tenant}/{self.plan.body.number}"
+
+    @cached_property
+    def input_ids(self) -> bytes:
+        """The prompt."""
+        return prompt_of(self.seed, self.plan.body)
+
+    @cached_property
+    def judge(self) -> Judge:
+        """Follows what this client is given."""
+        body = self.plan.body
+        return Judge(
+            self.input_ids,
+            body.max_tokens,
+            no_stop=body.no_stop,
+            temperature=body.temperature,
+        )
 
     def end(self, world: World, ending: Ending) -> None:
         """Note the end, once."""
         if self.ending is Ending.NONE:
             self.ending = ending
             self.ended_s = world.loop.time()
-            world.trace.note("client", f"{self.rid} {ending.value} {self.code} {len(self.got)}")
+            self.happened["ended"].set()
+            told = f"{self.plan.number} {ending.value} {self.code} {len(self.got)}"
+            world.trace.note("client", f"{self.rid} {told}")
 
     async def run(self, world: World) -> None:
-        """Send the request to its gateway, and stay until it has ended; runs outside."""
-        await asyncio.sleep(self.plan.at_s)
+        """Ask when it is time, and stay until it has ended; runs outside of all processes."""
+        await self._wait_for_turn(world)
+        life = await self._knock(world)
+        if life is None or life.service is None or life.service.calls is None:
+            self.end(world, Ending.REFUSED)
+            self.happened["sent"].set()
+            return
         self.began_s = world.loop.time()
         self.deadline_s = self.began_s + self.plan.deadline_s
-        process = world.processes[f"gateway-{self.plan.gateway}"]
-        life = process.life
-        service = life.service if life else None
-        if (
-            life is None
-            or life.stopping
-            or service is None
-            or service.calls is None
-            or not service.ready()
-        ):
-            self.end(world, Ending.REFUSED)
+        self.domain, self.gateway = life.domain, life.incarnation
+        call = self._call(life)
+        self.rid = call.rid
+        world.trace.note("client", f"{self.rid} asks {life.domain.name}: {self.plan}")
+        self.handler = world.loop.spawn(
+            life.domain, self._handle(world, life.service.calls, call), "http"
+        )
+        life.handlers.append(self.handler)
+        self.happened["sent"].set()
+        if self.plan.leave_after_s is not None or self.plan.leave_at_token is not None:
+            world.loop.spawn(None, self._leave_in_time(world), "leave")
+
+    def leave(self, world: World) -> bool:
+        """Close the connection, as the client; the HTTP side cancels its work."""
+        if self.ending is not Ending.NONE or self.handler is None or self.left_s is not None:
+            return False
+        if self.domain is not None and not self.domain.alive:
+            return False
+        self.left_s = world.loop.time()
+        world.trace.note("client", f"{self.rid} {self.plan.number} leaves")
+        # A handler that has not taken its first step has nothing to say.
+        self.handler.add_done_callback(lambda _: self.end(world, Ending.LEFT))
+        self.handler.cancel()
+        return True
+
+    async def _wait_for_turn(self, world: World) -> None:
+        after = self.plan.after
+        if after is None:
+            await asyncio.sleep(self.plan.at_s)
             return
-        self.domain = life.domain
-        rng = world.rng
-        self.rid = new_request_id(life.clock.unix_ms(), life.clock.entropy)
-        count = self.plan.prompt_tokens
-        self.input_ids = struct.pack(f"<{count}I", *(rng.getrandbits(15) for _ in range(count)))
-        call = Call(
-            rid=self.rid,
-            tenant=tenant_hash("sim"),
+        first = world.asks[after.number]
+        event = "ended" if after.event == "left" else after.event
+        try:
+            async with asyncio.timeout(self.plan.at_s):
+                await first.happened[event].wait()
+                await asyncio.sleep(after.delay_s)
+        except TimeoutError:
+            return
+
+    async def _knock(self, world: World) -> Life | None:
+        """Return the gateway; one that comes again tries the other if its own is not there."""
+        wanted = self.plan.gateway
+        until = world.loop.time() + _PATIENCE_S
+        while True:
+            life = world.processes[f"gateway-{wanted}"].life
+            serves = life is not None and not life.stopping and life.service is not None
+            if serves and life is not None and life.service is not None and life.service.ready():
+                return life
+            if self.plan.after is None or world.loop.time() > until:
+                return None
+            wanted = 1 - wanted
+            await asyncio.sleep(0.2)
+
+    def _call(self, life: Life) -> Call:
+        plan = self.plan
+        body = plan.body
+        rid = new_request_id(life.clock.unix_ms(), life.clock.entropy)
+        if plan.key is not None:
+            rid = keyed_request_id(self.tenant, plan.key, 0)
+        return Call(
+            rid=rid,
+            tenant=self.tenant,
             model=CARD.model,
             input_ids=self.input_ids,
-            prompt_tokens=count,
+            prompt_tokens=body.prompt_tokens,
             sampling=SamplingParams(
-                max_tokens=self.plan.max_tokens, temperature=0.0, ignore_eos=self.plan.no_stop
+                max_tokens=body.max_tokens,
+                temperature=body.temperature,
+                frequency_penalty=body.penalty,
+                ignore_eos=body.no_stop,
             ),
-            digest="0" * 64,
-            deadline_ms=life.clock.unix_ms() + int(self.plan.deadline_s * 1000),
+            digest=self.digest,
+            deadline_ms=life.clock.unix_ms() + int(plan.deadline_s * 1000),
+            mode=Mode(plan.mode) if plan.mode else None,
+            key=plan.key,
+            recover=plan.recover,
         )
-        world.trace.note("client", f"{self.rid} asks {process.name}: {self.plan}")
-        handler = world.loop.spawn(life.domain, self._handle(world, service.calls, call), "http")
-        life.handlers.append(handler)
-        if self.plan.cancel_after_s is not None or self.plan.cancel_at_token is not None:
-            world.loop.spawn(life.domain, self._leave(world, handler), "leave")
 
     async def _handle(self, world: World, calls: Calls, call: Call) -> None:
         """What the HTTP side of the gateway does with a request."""
         try:
             async with _opened(calls, call) as live, aclosing(live.deltas()) as deltas:
                 self.opened = True
+                self.rid = live.rid
                 async for delta in deltas:
-                    self._take(world, delta.ids)
-                    if delta.finish is not None:
-                        self.finish, self.usage = delta.finish, delta.usage
+                    self._take(world, delta)
+                    if not live.pending:
+                        await self._read_slowly()
         except PdbusError as error:
             self.code, self.detail = error.code, error.detail
             self.end(world, Ending.FAILED)
+        except _Slow:
+            self.left_s = world.loop.time()
+            self.end(world, Ending.LEFT)
         except asyncio.CancelledError:
             # Its client has left, or the gateway shuts down and says so.
             if self.left_s is None:
@@ -148,28 +258,38 @@ class Request:
                 world.trace.violate("I1", f"{self.rid}: the answer ended without a finish")
             self.end(world, Ending.ANSWERED)
 
-    async def _leave(self, world: World, handler: asyncio.Task[None]) -> None:
-        """Close the connection, as the client; the HTTP side cancels its work."""
-        if self.plan.cancel_after_s is not None:
-            await asyncio.sleep(self.plan.cancel_after_s)
+    async def _read_slowly(self) -> None:
+        if self.plan.pace_s:
+            await asyncio.sleep(self.plan.pace_s)
+        stall = self.plan.stall_at_token
+        if stall is not None and len(self.got) >= stall and self.finish is None:
+            await asyncio.sleep(_SLOW_S)
+            raise _Slow
+
+    async def _leave_in_time(self, world: World) -> None:
+        if self.plan.leave_after_s is not None:
+            await asyncio.sleep(self.plan.leave_after_s)
         else:
-            await self.enough.wait()
+            await self.happened["enough"].wait()
             await asyncio.sleep(world.rng.random() * 0.005)
-        if self.ending is not Ending.NONE:
-            return
-        self.left_s = world.loop.time()
-        world.trace.note("client", f"{self.rid} leaves")
-        handler.cancel()
+        self.leave(world)
 
-    def _take(self, world: World, ids: bytes) -> None:
+    def _take(self, world: World, delta: Delta) -> None:
         before = len(self.got)
-        self.got.extend(struct.unpack(f"<{len(ids) // 4}I", ids))
-        world.checks.delivered(self, before)
-        if len(self.got) == self.plan.cancel_at_token or len(self.got) == self.plan.max_tokens:
-            self.enough.set()
+        self.got.extend(tokens_of(delta.ids))
+        self.text += delta.text
+        self.heard_s = world.loop.time()
+        if delta.finish is not None:
+            self.finish, self.usage = delta.finish, delta.usage
+        world.checks.answers.delivered(self, before)
+        if self.got:
+            self.happened["token"].set()
+        if len(self.got) in {self.plan.leave_at_token, self.plan.body.max_tokens}:
+            self.happened["enough"].set()
 
-    @cached_property
-    def right(self) -> tuple[list[int], FinishReason]:
-        """The right answer, and how it ends."""
-        plan = self.plan
-        return expected_answer(self.input_ids, plan.max_tokens, no_stop=plan.no_stop)
+
+def prompt_of(seed: int, body: Body) -> bytes:
+    """Return the token ids of a body."""
+    rng = random.Random(f"prompt {seed} {body.number}")
+    count = body.prompt_tokens
+    return struct.pack(f"<{count}I", *(rng.getrandbits(15) for _ in range(count)))

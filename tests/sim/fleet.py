@@ -17,9 +17,18 @@ from services.gateway.calls import CallOwner, Coordinator
 from services.gateway.fleet import GatewayFleet
 from services.prefill import PrefillService
 from services.router import RouterService
+from tests.sim.ports import CARD, text_of
 from tests.sim.process import Life, SimProcess
 
 __all__ = ["Hosted", "build"]
+
+
+class SimTexts:
+    """The detokenizer of the simulated model."""
+
+    def text_of(self, model: str, ids: bytes) -> str | None:
+        """Return the text of some tokens."""
+        return text_of(ids) if model == CARD.model else None
 
 
 @dataclass(slots=True)
@@ -67,6 +76,7 @@ def _gateway(_process: SimProcess, life: Life) -> Hosted:
         tasks=life.tasks,
         fleet=fleet,
         identity=CallOwner(life.instance, life.incarnation),
+        texts=SimTexts(),
     )
     view = GatewayFleet(
         bus=life.bus,
@@ -136,6 +146,7 @@ def _worker(process: SimProcess, life: Life) -> Hosted:
             tasks=life.tasks,
             engines=lambda incarnation: process.make_engine(life, incarnation),
             instance=life.instance,
+            stop=lambda: process.stop(process.verb_grace_s),
         )
     else:
         service = DecodeService(
@@ -144,6 +155,7 @@ def _worker(process: SimProcess, life: Life) -> Hosted:
             tasks=life.tasks,
             engines=lambda incarnation: process.make_engine(life, incarnation),
             instance=life.instance,
+            stop=lambda: process.stop(process.verb_grace_s),
             role=Role.AGGREGATED if life.role == "aggregated" else Role.DECODE,
         )
     worker = service.worker

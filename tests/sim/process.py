@@ -6,13 +6,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from libs.bus.api import BusError, Store
 from libs.lifecycle.tasks import Tasks
 from proto.ids import Incarnation, InstanceId, new_incarnation, new_instance
 from proto.ledger import RequestRecord
 from proto.results import StoredResult
+from proto.workers import CompatCard
 from tests.sim.kernel import Domain, SimClock
-from tests.sim.ports import EngineSettings, SimBus, SimEngine, SimStore
+from tests.sim.ports import CARD, EngineHooks, EngineSettings, SimBus, SimEngine, SimStore
 from tests.sim.ports.network import LinkState
 
 if TYPE_CHECKING:
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Life", "SimProcess"]
 
-_DRAIN_EXTRA_S = 5.0
+_DRAIN_EXTRA_S = 8.0
+"""How much longer than its grace a drain may take: last words, and the end of the engine."""
+_VERB_GRACE_S = 20.0
 _BUS_DRAIN_S = 5.0
 
 
@@ -43,7 +48,10 @@ class Life:
     paused_until: float = 0.0
     handlers: list[asyncio.Task[None]] = field(default_factory=list)
     """HTTP requests of a gateway."""
+    began_s: float = 0.0
     stopping: bool = False
+    stopped_s: float = 0.0
+    """When it was asked to end."""
 
 
 class SimProcess:
@@ -54,9 +62,12 @@ class SimProcess:
         self.name = name
         self.role = role
         self.lives = 0
+        self.verb_grace_s = _VERB_GRACE_S
         self.life: Life | None = None
         self.engine_settings = EngineSettings(
-            step_s=world.scenario.step_s, prefill_tokens_s=world.scenario.prefill_tokens_s
+            step_s=world.scenario.step_s,
+            prefill_tokens_s=world.scenario.prefill_tokens_s,
+            linger_s=world.scenario.linger_s,
         )
         self._instance: InstanceId | None = None
 
@@ -81,7 +92,9 @@ class SimProcess:
             tasks=Tasks(),
             instance=self._instance,
             incarnation=new_incarnation(clock.entropy),
+            began_s=world.loop.time(),
         )
+        world.names[self.life.incarnation] = self.name
         world.trace.note("process", f"{domain.name} starts as {self._instance}")
         world.loop.spawn(domain, self._main(self.life), name=f"main {domain.name}")
 
@@ -102,8 +115,18 @@ class SimProcess:
         if life is None or life.stopping or life.service is None:
             return
         life.stopping = True
+        life.stopped_s = self._world.loop.time()
         self._world.trace.note("process", f"{life.domain.name} drains for {grace_s:.1f} s")
         self._world.loop.spawn(life.domain, self._drain(life, life.service, grace_s), name="drain")
+
+    def serves(self) -> bool:
+        """Return whether it is there and ready."""
+        return self.life is not None and self.life.service is not None and self.life.service.ready()
+
+    def set_clock(self, off_ms: float) -> None:
+        """Set the Unix clock of this process wrong by so much; its monotonic clock goes on."""
+        if self.life is not None:
+            self.life.clock.skew_ms = self._world.scenario.skew_ms[self.name] + off_ms
 
     def engine(self) -> SimEngine | None:
         """Return the engine that is alive now."""
@@ -114,17 +137,36 @@ class SimProcess:
 
     def make_engine(self, life: Life, incarnation: Incarnation) -> SimEngine:
         """Make the next engine of a life."""
+        checks, progress = self._world.checks, self._world.progress
         engine = SimEngine(
             loop=self._world.loop,
             plane=self._world.plane,
             name=self.name,
             incarnation=incarnation,
             settings=self.engine_settings,
-            on_job=lambda job: self._world.checks.job_came(life.bus.link, job),
-            on_run=lambda job: self._world.checks.prefill_ran(self.name, job),
+            card=self.card,
+            hooks=EngineHooks(
+                came=lambda job: checks.work.job_came(self, life, job),
+                began=lambda job: (progress.began(job), checks.work.prefill_ran(self, job)),
+                computed=progress.computed,
+                first_token=progress.first_token,
+            ),
         )
         life.engines.append(engine)
+        self._world.names[incarnation] = self.name
+        self._world.cards[incarnation] = self.card
         return engine
+
+    @property
+    def card(self) -> CompatCard:
+        """What this life's engine must agree in with its peers."""
+        scenario = self._world.scenario
+        life = scenario.odd.get(self.name)
+        if life is None or self.lives < life:
+            return CARD
+        value = getattr(CARD, scenario.odd_field)
+        other = value + 1 if isinstance(value, int) else f"{value or ''}x"
+        return msgspec.structs.replace(CARD, **{scenario.odd_field: other})
 
     async def _main(self, life: Life) -> None:
         # A real process opens its bus first, and gives up if it loses it before it has started.

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 __all__ = ["OWNER", "Deadlock", "Domain", "SimLoop", "SimTask", "StepLimit", "owned_context"]
@@ -82,13 +82,13 @@ class SimLoop(asyncio.BaseEventLoop):
             of asyncio, first in first out.
     """
 
-    _scheduled: list[asyncio.TimerHandle]
     _ready: Any
     _stopping: bool
 
     def __init__(self, rng: random.Random, *, shuffle: bool = True) -> None:
         super().__init__()
         self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._random = rng.random
         self._shuffle = shuffle
         self._numbers = 0
@@ -113,6 +113,33 @@ class SimLoop(asyncio.BaseEventLoop):
         future.number = self._numbers
         future.__init__(loop=self)
         return future
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback as soon as those that are ready have run."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a virtual time."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._numbers += 1
+        heappush(self._timers, (when, self._numbers, timer))
+        return timer
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback so many virtual seconds from now."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def run(self, work: Coroutine[Any, Any, ResultT], *, limit: int = 5_000_000) -> ResultT:
         """Run `work` to its end.
@@ -174,7 +201,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     if task is not current:
                         task.context.run(_close, task.get_coro())
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self._discarded = True
 
     def run_in_executor(self, *_args: Any, **_kwargs: Any) -> Any:
@@ -199,10 +226,21 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         for handle in self._batch():
-            if handle._cancelled or not self._may_run(handle):
+            if handle._cancelled:
+                continue
+            context = handle._context  # type: ignore[attr-defined]
+            domain = context.get(OWNER)
+            if domain is not None and (domain.paused or not domain.alive):
+                if domain.alive:
+                    domain.held.append(handle)
                 continue
             self.steps += 1
-            handle._run()
+            try:
+                context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own loop: told, and on
+                self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
             if self._discarded:
                 self._discarded = False
                 return
@@ -212,15 +250,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _batch(self) -> list[asyncio.Handle]:
         """Return all that is ready now, in the order in which it is to run."""
-        scheduled = self._scheduled
+        timers = self._timers
         ready = self._ready
         if not ready and not self._stopping:
             self._advance()
         now = self._now
-        while scheduled and scheduled[0]._when <= now:  # type: ignore[attr-defined]
-            handle = heappop(scheduled)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            ready.append(handle)
+        while timers and timers[0][0] <= now:
+            ready.append(heappop(timers)[2])
         batch = list(ready)
         ready.clear()
         if self._shuffle and len(batch) > 1:
@@ -228,23 +264,14 @@ class SimLoop(asyncio.BaseEventLoop):
             batch.sort(key=lambda _: draw())
         return batch
 
-    def _may_run(self, handle: asyncio.Handle) -> bool:
-        domain = handle._context.get(OWNER)  # type: ignore[attr-defined]
-        if domain is None:
-            return True
-        if domain.alive and domain.paused:
-            domain.held.append(handle)
-            return False
-        return domain.alive
-
     def _advance(self) -> None:
-        scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-        if not scheduled:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heappop(timers)
+        if not timers:
             message = f"nothing is scheduled at {self._now:.3f} s"
             raise Deadlock(message)
-        self._now = max(self._now, scheduled[0]._when)  # type: ignore[attr-defined]
+        self._now = max(self._now, timers[0][0])
 
     def _timer_handle_cancelled(self, _handle: asyncio.TimerHandle) -> None:
         """Cancelled timers leave the heap when their time comes."""

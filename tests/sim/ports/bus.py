@@ -60,6 +60,7 @@ class SimBus:
     async def publish(self, subject: str, message: Message) -> None:
         """Send at most once."""
         self._check_up()
+        self._network.hooks.said(self.link, subject, message)
         self._network.send(self.link, subject, encode(message))
         await self._maybe_yield()
 
@@ -68,6 +69,7 @@ class SimBus:
     ) -> ReplyT:
         """Ask and wait for the answer."""
         self._check_up()
+        self._network.hooks.said(self.link, subject, message)
         if timeout_s <= 0:
             raise RequestTimeout(subject)
         answer: asyncio.Future[tuple[bytes, bool]] = self._loop.create_future()
@@ -97,7 +99,7 @@ class SimBus:
 
         def receive(where: str, data: bytes) -> None:
             try:
-                message = decode(data, kind)
+                message = self._network.decoded(data, kind)
             except ProtocolError as error:
                 self._network.trace.note("undecodable", f"{self.link.name} {where} {error}")
                 return
@@ -116,6 +118,7 @@ class SimBus:
 
     def emit(self, event: Event) -> None:
         """Buffer an event, and send it when there is a connection."""
+        self._network.hooks.told(self.link, event)
         if len(self._events) >= _EVENT_BUFFER:
             self.dropped_events += 1
             return
@@ -131,6 +134,9 @@ class SimBus:
 
     def accept(self, work: Callable[[], None]) -> None:
         """Let the process take in a message, after all that came before it."""
+        if not self._inbox and not self._domain.paused:
+            self._context.run(work)
+            return
         self._inbox.append(work)
         self._loop.call_soon(self._take_next, context=self._context)
 
@@ -141,7 +147,7 @@ class SimBus:
 
     def _note_ending(self, message: Message) -> None:
         if isinstance(message, Abort | Cancel):
-            self._network.on_ending(self.link, message)
+            self._network.hooks.ending(self.link, message)
 
     def _take_next(self) -> None:
         self._inbox.popleft()()

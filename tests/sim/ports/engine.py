@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -29,10 +28,11 @@ from proto.ids import Incarnation, JobId
 from proto.kv import PeerAddress, TransferReport
 from proto.workers import CompatCard
 from tests.sim.kernel.loop import Domain, SimLoop
+from tests.sim.ports.answers import PAGE_TOKENS, Continuation, TextFlow, chance_of, page_contents
 from tests.sim.ports.memory import Memory
 from tests.sim.ports.plane import End, PlaneEnd, SimDataPlane
 
-__all__ = ["CARD", "EngineSettings", "SimEngine", "expected_answer"]
+__all__ = ["CARD", "EngineHooks", "EngineSettings", "SimEngine"]
 
 CARD = CompatCard(
     model="sim",
@@ -41,16 +41,13 @@ CARD = CompatCard(
     dtype="float32",
     kv_dtype="float32",
     kv_layout="sim",
-    page_size=4,
+    page_size=PAGE_TOKENS,
     layers=1,
     kv_heads=1,
     head_dim=32,
     engine="sim",
     context_tokens=1024,
 )
-
-_LAST_STOP = 23
-"""One token in so many ends an answer."""
 
 
 @dataclass(slots=True)
@@ -65,6 +62,25 @@ class EngineSettings:
     load_s: float = 0.5
     slow: float = 1.0
     """Factor on all compute times."""
+    linger_s: float = 0.0
+    """How long an aborted job holds its pages, until nobody can write to them any more."""
+
+
+def _nothing(_job: Job) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHooks:
+    """Who is told of what an engine does, for the checks."""
+
+    came: Callable[[Job], None] = _nothing
+    """A job arrived."""
+    began: Callable[[Job], None] = _nothing
+    """A prompt begins to be computed."""
+    computed: Callable[[Job], None] = _nothing
+    """A prompt has been computed."""
+    first_token: Callable[[Job], None] = _nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -97,8 +113,8 @@ class SimEngine:
         name: of the worker process; cuts of the plane are between names.
         incarnation: the name of this life.
         settings: size and speed, shared by all lives of one worker.
-        on_job: told of each job that arrives, for the checks.
-        on_run: told of each prompt that begins to be computed, for the checks.
+        card: what it must agree in with its peers; a mere label here.
+        hooks: who watches.
     """
 
     def __init__(
@@ -109,23 +125,23 @@ class SimEngine:
         name: str,
         incarnation: Incarnation,
         settings: EngineSettings,
-        on_job: Callable[[Job], None],
-        on_run: Callable[[Job], None],
+        card: CompatCard = CARD,
+        hooks: EngineHooks = EngineHooks(),
     ) -> None:
         self._loop = loop
         self._plane = plane
         self._settings = settings
-        self._on_job = on_job
-        self._on_run = on_run
+        self._hooks = hooks
         self._incarnation = incarnation
         self._dead: asyncio.Future[str] = loop.create_future()
         self._jobs: dict[JobId, _Running] = {}
         self._end: PlaneEnd | None = None
         self._turn = asyncio.Lock()
         self._slots = asyncio.Semaphore(settings.slots)
+        self.card = card
         self.name = name
         self.domain = Domain(f"{name}/engine")
-        self.memory = Memory(settings.pages, CARD.page_size, plane.trace, name)
+        self.memory = Memory(settings.pages, plane.trace, name)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -149,13 +165,13 @@ class SimEngine:
         await asyncio.wait({loading, self._dead}, return_when=asyncio.FIRST_COMPLETED)
         if self._dead.done():
             raise EngineDead(self._dead.result())
-        self._end = self._plane.join(self.name, self._incarnation)
+        self._end = self._plane.join(self.name, self._incarnation, self.card.digest)
         return EngineReady(
-            card=CARD,
+            card=self.card,
             address=PeerAddress(incarnation=self._incarnation, host="sim"),
             slots=self._settings.slots,
-            kv_total_tokens=self._settings.pages * CARD.page_size,
-            max_request_tokens=self._settings.pages * CARD.page_size,
+            kv_total_tokens=self._settings.pages * PAGE_TOKENS,
+            max_request_tokens=self._settings.pages * PAGE_TOKENS,
         )
 
     async def run(self, job: Job) -> AsyncIterator[JobOutput]:
@@ -166,7 +182,7 @@ class SimEngine:
             return
         running = _Running(job, asyncio.Queue(), arrived=self._loop.time())
         self._jobs[job.job] = running
-        self._on_job(job)
+        self._hooks.came(job)
         self._loop.spawn(self.domain, self._work(running), name=f"job {job.job}")
         while True:
             output = await running.outputs.get()
@@ -191,8 +207,8 @@ class SimEngine:
         return EngineLoad(
             running=begun,
             waiting=len(self._jobs) - begun,
-            kv_used_tokens=self.memory.used * CARD.page_size,
-            kv_total_tokens=self._settings.pages * CARD.page_size,
+            kv_used_tokens=self.memory.used * PAGE_TOKENS,
+            kv_total_tokens=self._settings.pages * PAGE_TOKENS,
             dropped_chunks=self._end.dropped if self._end else 0,
         )
 
@@ -237,6 +253,8 @@ class SimEngine:
                 async with self._slots:
                     last = await self._decode(running)
         except _Stopped as stop:
+            if self._settings.linger_s:
+                await asyncio.sleep(self._settings.linger_s)
             last = JobFailed(
                 job=job.job, code=stop.code, detail=stop.detail, transfer=running.transfer
             )
@@ -271,17 +289,18 @@ class SimEngine:
     async def _compute(self, running: _Running, push: Callable[[list[int], bool], None]) -> None:
         job = running.job
         running.begun = self._loop.time()
-        self._on_run(job)
-        pages = _pages_of(job.input_ids, CARD.page_size)
-        width = max(1, self._settings.chunk_tokens // CARD.page_size)
+        self._hooks.began(job)
+        pages = page_contents(job.input_ids)
+        width = max(1, self._settings.chunk_tokens // PAGE_TOKENS)
         for first in range(0, len(pages), width):
             chunk = pages[first : first + width]
-            tokens = len(chunk) * CARD.page_size
+            tokens = len(chunk) * PAGE_TOKENS
             await asyncio.sleep(tokens / self._settings.prefill_tokens_s * self._settings.slow)
             _check(running)
             for place, content in enumerate(chunk):
                 self.memory.write(job.job, first + place, content)
             push(self.memory.read(job.job, first, len(chunk)), first + width >= len(pages))
+        self._hooks.computed(job)
 
     async def _decode(self, running: _Running) -> JobFinished:
         job = running.job
@@ -294,18 +313,31 @@ class SimEngine:
         else:
             running.begun = self._loop.time()
             await self._receive(running, prompt)
-        count = -(-prompt // CARD.page_size)
-        state = _state_of(self.memory.read(job.job, 0, count))
-        for place in range(job.sampling.max_tokens):
+        return await self._generate(running, prompt)
+
+    async def _generate(self, running: _Running, prompt: int) -> JobFinished:
+        job, memory, most = running.job, self.memory, running.job.sampling.max_tokens
+        pages = memory.read(job.job, 0, -(-prompt // PAGE_TOKENS))
+        flow, text = Continuation(pages, prompt), TextFlow()
+        chance = chance_of(int(job.job[26:] or 0), job.sampling.temperature)
+        for place in range(most):
             await asyncio.sleep(self._settings.step_s * self._settings.slow)
             _check(running)
-            token, stop = _token(state, place)
+            if not flow.begins_page:
+                flow.partial = memory.read(job.job, flow.page, 1)[0]
+            token, stop = flow.draw(chance)
+            stop = stop and not job.sampling.ignore_eos
+            if place == 0:
+                self._hooks.first_token(job)
+            said = text.say(token, last=stop or place + 1 == most)
             running.outputs.put_nowait(
-                JobTokens(job=job.job, ids=struct.pack("<I", token), text=f"{token} ")
+                JobTokens(job=job.job, ids=struct.pack("<I", token), text=said)
             )
-            if stop and not job.sampling.ignore_eos:
+            if stop:
                 return self._finished(running, FinishReason.STOP, place + 1)
-        return self._finished(running, FinishReason.LENGTH, job.sampling.max_tokens)
+            page = flow.page
+            memory.write(job.job, page, flow.push(token))
+        return self._finished(running, FinishReason.LENGTH, most)
 
     async def _receive(self, running: _Running, prompt: int) -> None:
         job = running.job
@@ -332,7 +364,7 @@ class SimEngine:
         running.transfer = fetch.report
 
     async def _allocate(self, running: _Running, tokens: int) -> None:
-        pages = -(-tokens // CARD.page_size)
+        pages = -(-tokens // PAGE_TOKENS)
         if pages > self._settings.pages:
             raise _Stopped(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long for this engine")
         while not self.memory.allocate(running.job.job, pages):
@@ -351,20 +383,6 @@ class SimEngine:
         )
 
 
-def expected_answer(
-    input_ids: bytes, most: int, *, no_stop: bool = False
-) -> tuple[list[int], FinishReason]:
-    """Return the right answer to a prompt, and how it ends."""
-    state = _state_of(_pages_of(input_ids, CARD.page_size))
-    answer: list[int] = []
-    for place in range(most):
-        token, stop = _token(state, place)
-        answer.append(token)
-        if stop and not no_stop:
-            return answer, FinishReason.STOP
-    return answer, FinishReason.LENGTH
-
-
 def _check(running: _Running) -> None:
     if running.aborted:
         raise _Stopped(ErrorCode.CANCELLED, "aborted")
@@ -373,22 +391,3 @@ def _check(running: _Running) -> None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _pages_of(input_ids: bytes, page_tokens: int) -> list[int]:
-    width = 4 * page_tokens
-    content = 0
-    pages: list[int] = []
-    for first in range(0, len(input_ids), width):
-        content = zlib.crc32(input_ids[first : first + width], content)
-        pages.append(content)
-    return pages
-
-
-def _state_of(pages: list[int]) -> int:
-    return zlib.crc32(struct.pack(f"<{len(pages)}I", *pages))
-
-
-def _token(state: int, place: int) -> tuple[int, bool]:
-    token = zlib.crc32(place.to_bytes(4, "little"), state)
-    return token, token % _LAST_STOP == 0

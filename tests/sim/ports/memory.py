@@ -13,13 +13,11 @@ class Memory:
 
     Args:
         pages: how many there are.
-        page_tokens: how many tokens fit one page.
         trace: where a wrong write is told.
         name: of the engine, for people.
     """
 
-    def __init__(self, pages: int, page_tokens: int, trace: Trace, name: str) -> None:
-        self.page_tokens = page_tokens
+    def __init__(self, pages: int, trace: Trace, name: str) -> None:
         self._trace = trace
         self._name = name
         self._owner: list[JobId | None] = [None] * pages

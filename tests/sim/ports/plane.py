@@ -84,6 +84,8 @@ class PlaneEnd:
     name: str
     """Of the worker process: cuts are between names."""
     incarnation: str
+    card: str = ""
+    """Digest of what must be equal on both ends."""
     alive: bool = True
     offers: dict[Room, Offer] = field(default_factory=dict)
     fetches: dict[Room, Fetch] = field(default_factory=dict)
@@ -112,9 +114,9 @@ class SimDataPlane:
         """Extra time of each chunk, at most, while a stall is on."""
         self._context = owned_context(None)
 
-    def join(self, name: str, incarnation: str) -> PlaneEnd:
+    def join(self, name: str, incarnation: str, card: str = "") -> PlaneEnd:
         """Open the plane of an engine."""
-        end = self.ends[incarnation] = PlaneEnd(name, incarnation)
+        end = self.ends[incarnation] = PlaneEnd(name, incarnation, card)
         return end
 
     def die(self, end: PlaneEnd) -> None:
@@ -215,6 +217,8 @@ class SimDataPlane:
         offer.fetch = fetch
         fetch.matched = True
         self.trace.note("room", f"{offer.end.name} and {fetch.end.name} meet in {offer.room}")
+        if offer.end.card != fetch.end.card:
+            self.trace.violate("I9", f"{offer.end.name} and {fetch.end.name} differ, and meet")
         self._pump(offer)
 
     def _pump(self, offer: Offer) -> None:

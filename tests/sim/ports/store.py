@@ -49,8 +49,8 @@ class SimLedger:
     faults: StoreFaults = field(default_factory=StoreFaults)
     rows: dict[str, list[_Row]] = field(default_factory=dict)
     last: int = 0
-    watchers: list[Callable[[str, bytes | None, bytes], None]] = field(default_factory=list)
-    """Told of every write with the record before and after: the checks of transitions."""
+    watchers: list[Callable[[str, str, bytes | None, bytes], None]] = field(default_factory=list)
+    """Told of every write: by whom, the key, the record before and after."""
 
     def write(self, who: str, key: str, data: bytes, revision: int) -> int | None:
         """Write if the newest revision is `revision` (0: absent); return the new one or None."""
@@ -64,7 +64,7 @@ class SimLedger:
         self.rows.setdefault(key, []).append(_Row(self.last, data, self.network.loop.time()))
         self.trace.note("write", f"{who} {key} {self.last}")
         for watcher in self.watchers:
-            watcher(key, before, data)
+            watcher(who, key, before, data)
         return self.last
 
     def read(self, key: str, *, stale: bool) -> _Row | None:

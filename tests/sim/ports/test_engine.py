@@ -4,6 +4,7 @@ import asyncio
 import random
 import struct
 
+import msgspec
 import pytest
 
 from libs.engine import EngineDead
@@ -12,7 +13,8 @@ from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import Incarnation, JobId, Room
 from proto.sampling import SamplingParams
 from tests.sim.kernel import SimLoop, Trace
-from tests.sim.ports import EngineSettings, SimDataPlane, SimEngine, expected_answer
+from tests.sim.ports import EngineHooks, EngineSettings, SimDataPlane, SimEngine, expected_answer
+from tests.sim.ports.answers import text_of
 from tests.sim.ports.memory import Memory
 
 
@@ -31,8 +33,7 @@ class Pair:
                 name=name,
                 incarnation=Incarnation(f"{name}-inc"),
                 settings=EngineSettings(),
-                on_job=lambda _job: None,
-                on_run=self.ran.append,
+                hooks=EngineHooks(began=self.ran.append),
             )
             for name in ("prefill", "decode")
         )
@@ -49,7 +50,7 @@ class Pair:
             job=JobId(name),
             kind=kind,
             input_ids=_ids(tokens),
-            sampling=SamplingParams(max_tokens=9),
+            sampling=SamplingParams(max_tokens=9, temperature=0.0),
             room=Room(room),
             source=self.source if kind is JobKind.DECODE else None,
         )
@@ -102,6 +103,36 @@ def test_a_transferred_answer_is_the_expected_one(pair):
     assert answered[-1].finish is finish
     assert answered[-1].transfer.moved_bytes == answered[-1].transfer.expected_bytes > 0
     assert pair.idle()
+
+
+@pytest.mark.parametrize("shown", [1, 2, 3, 4, 7])
+def test_an_answer_goes_on_elsewhere(pair, shown):
+    """Prompt and emitted tokens together continue as the first engine would have."""
+    right, _ = expected_answer(_ids(37), 9, no_stop=True)
+
+    async def work():
+        await pair.start()
+        job = msgspec.structs.replace(
+            pair.job(JobKind.AGGREGATED),
+            input_ids=_ids(37) + struct.pack(f"<{shown}I", *right[:shown]),
+            sampling=SamplingParams(max_tokens=9 - shown, temperature=0.0, ignore_eos=True),
+        )
+        return _tokens(await _all(pair.decode, job))
+
+    assert pair.run(work()) == right[shown:]
+
+
+def test_all_text_has_come_at_the_end(pair):
+    """Text is held back now and then, and never lost."""
+
+    async def work():
+        await pair.start()
+        outputs = await _all(pair.decode, pair.job(JobKind.AGGREGATED, tokens=5))
+        ids = b"".join(o.ids for o in outputs if isinstance(o, JobTokens))
+        return text_of(ids), "".join(o.text for o in outputs if isinstance(o, JobTokens))
+
+    whole, said = pair.run(work())
+    assert said == whole != ""
 
 
 def test_an_aggregated_answer_is_the_same(pair):
@@ -220,7 +251,7 @@ def test_a_room_that_nobody_offers_fails(pair):
 
 def test_a_write_to_a_foreign_page_is_a_violation(pair):
     """Memory tells when a job writes a page that is not its own."""
-    memory = Memory(8, 4, pair.trace, "m")
+    memory = Memory(8, pair.trace, "m")
     assert memory.allocate(JobId("a"), 2)
     memory.write(JobId("a"), 1, 42)
     assert memory.read(JobId("a"), 1, 1) == [42]

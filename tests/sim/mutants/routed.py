@@ -1,0 +1,63 @@
+"""Bugs in placing and claiming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from libs.bus.api import Versioned
+from libs.worker import Worker
+from libs.worker.tombstones import Tombstones
+from proto.errors import ErrorCode, PdbusError
+from services.decode import decode as decode_module
+from services.router import candidates as candidates_room
+from services.router import claims
+from services.router.placing import Placing
+from tests.sim.mutants.plant import Mutant, mutant, nothing
+
+__all__ = ["ROUTED"]
+
+_record = Placing._record
+
+
+async def _any_attempt(self: Any, ask: Any) -> Any:
+    try:
+        return await _record(self, ask)
+    except PdbusError as refusal:
+        if refusal.code is not ErrorCode.STALE_ATTEMPT:
+            raise
+        return await self._store.get(ask.rid)
+
+
+async def _as_unplaced(self: Any, ask: Any) -> Any:
+    found = await _record(self, ask)
+    return Versioned(msgspec.structs.replace(found.value, placement=None), found.revision)
+
+
+_admit = Worker.admit
+
+
+def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any) -> Any:
+    card = self.ready.card.digest if self.ready else ""
+    return _admit(self, rid, attempt, card, not_after_ms)
+
+
+ROUTED: dict[str, Mutant] = {
+    "claims are not asked for": mutant("I4", 0, (decode_module, "claim", nothing)),
+    "claims are granted to anybody": mutant("I2 I4", 0, (claims, "_check", lambda *_: None)),
+    "a stale place is obeyed": mutant(
+        # Tombstones alone would refuse its reservation.
+        "I4",
+        0,
+        (Placing, "_record", _any_attempt),
+        (Tombstones, "refuses", lambda *_: False),
+    ),
+    "an attempt is placed twice": mutant("I4", 0, (Placing, "_record", _as_unplaced)),
+    "versions are not compared": mutant(
+        "I9",
+        0,
+        (candidates_room, "_compatible", lambda *_: True),
+        (Worker, "admit", _any_card),
+    ),
+}

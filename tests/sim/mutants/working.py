@@ -1,0 +1,70 @@
+"""Bugs in workers: admission, leases, aborts, drains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libs.worker import Worker
+from libs.worker.gateways import GatewayWatch
+from libs.worker.tombstones import Tombstones
+from proto.workers import WorkerState
+from services.cleanup import CleanupService
+from services.decode.slots import Slots
+from services.prefill import PrefillService
+from tests.sim.mutants.plant import Mutant, mutant, nothing
+
+__all__ = ["WORKING"]
+
+_prefill_start = PrefillService._handle_start
+
+
+async def _start_twice(self: Any, start: Any) -> Any:
+    self.worker.attempts.pop((start.rid, start.attempt), None)
+    return await _prefill_start(self, start)
+
+
+_abort = Worker.abort
+
+
+async def _free_at_once(self: Any, rid: Any, up_to: Any, reason: Any) -> Any:
+    answer = await _abort(self, rid, up_to, reason)
+    for lease in self.leases.of(rid, up_to):
+        self.end_lease(rid, lease.attempt, "taken for free")
+    return answer
+
+
+_bury = Tombstones.bury
+
+
+def _bury_all(self: Any, rid: Any, _attempt: Any, now_s: Any) -> None:
+    _bury(self, rid, 99, now_s)
+
+
+async def _settled_at_once(_self: Any, _timeout_s: float) -> bool:
+    return True
+
+
+_become = Worker._become
+
+
+def _become_quietly(self: Any, state: Any, reason: str) -> None:
+    if state is not WorkerState.DRAINING:
+        _become(self, state, reason)
+
+
+WORKING: dict[str, Mutant] = {
+    "no tombstones": mutant("I7", 0, (Tombstones, "refuses", lambda *_: False)),
+    "start is not idempotent": mutant(
+        "I6 room internal", 0, (PrefillService, "_handle_start", _start_twice)
+    ),
+    "freed without local proof": mutant("I5", 0, (Worker, "abort", _free_at_once)),
+    "reservations never expire": mutant(
+        "I3", 0, (Slots, "_expire", nothing), (CleanupService, "_consider", nothing)
+    ),
+    "leases outlive their work": mutant("I3", 0, (Worker, "end_lease", lambda *_: None)),
+    "aborts do not reach the engine": mutant("I7", 0, (Worker, "_abort_job", nothing)),
+    "an abort hits later attempts": mutant("I7", 0, (Tombstones, "bury", _bury_all)),
+    "a drain forgets running work": mutant("I2", 0, (Worker, "_settled", _settled_at_once)),
+    "a drain is not announced": mutant("drain I2", 0, (Worker, "_become", _become_quietly)),
+    "orphans run on": mutant("I7", 0, (GatewayWatch, "orphaned", lambda *_: False)),
+}
