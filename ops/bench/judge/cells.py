@@ -25,7 +25,6 @@ SILENT = "no end"
 _P, _D = PAIR
 _ANSWER_S = 30.0
 """Most time for an answer that goes on although something was done."""
-_TRIES = 3
 _ALONE = {Phase.PREFILL_WAITS: _P, Phase.DECODE_WAITS: _D}
 _LOST = {_P: ErrorCode.PREFILL_LOST, _D: ErrorCode.DECODE_LOST}
 _OTHER = {_P: _D, _D: _P}
@@ -70,9 +69,10 @@ async def judge_cell(pair: Pair, phase: Phase, action: Action) -> Outcome:
     """
     outcome = Outcome(phase, action, CRASH_BOUND_S if action.kills else ABORT_BOUND_S)
     try:
-        subjects = await _reach(pair, phase)
+        subjects = await reach(pair, phase)
     except NotReachedError as error:
         outcome.problems.append(f"phase not reached: {error}")
+        await _renew(pair)
         return outcome
     begin = await act(pair, phase, action, subjects)
     survivors = [role for role in PAIR if not (action.kills and role in action.struck)]
@@ -86,16 +86,9 @@ async def judge_cell(pair: Pair, phase: Phase, action: Action) -> Outcome:
     if phase in _ALONE and _OTHER[_ALONE[phase]] in survivors:
         await _come_late(pair, outcome, subjects[0], survivors)
     await _next(pair, outcome)
+    if outcome.problems:
+        await _renew(pair)
     return outcome
-
-
-async def _reach(pair: Pair, phase: Phase) -> list[Subject]:
-    for _ in range(_TRIES - 1):
-        try:
-            return await reach(pair, phase)
-        except NotReachedError:
-            await pair.free_after(time.monotonic(), PAIR, _ANSWER_S)
-    return await reach(pair, phase)
 
 
 async def _look_at_ends(
@@ -181,9 +174,12 @@ async def _next(pair: Pair, outcome: Outcome) -> None:
     outcome.next = problem or f"{1000 * (time.monotonic() - begin):.0f} ms"
     if problem:
         outcome.problems.append(f"next request: {problem}")
-        # The next cell is to be judged by itself.
-        await asyncio.gather(*(pair.restart(role) for role in PAIR))
-        await pair.probe()
+
+
+async def _renew(pair: Pair) -> None:
+    """Start both engines again: the next cell is to be judged by itself."""
+    await asyncio.gather(*(pair.restart(role) for role in PAIR))
+    await pair.probe()
 
 
 def _word(end: End | None) -> str:

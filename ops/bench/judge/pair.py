@@ -123,14 +123,14 @@ def token_ids(count: int, seed: int) -> list[int]:
 
 
 @asynccontextmanager
-async def pair(model: ModelFolder, logs: Path) -> AsyncGenerator[Pair]:
-    """Start a pair that has served one request; stop whatever lives on leaving.
+async def pair(model: ModelFolder, logs: Path, *more: Role) -> AsyncGenerator[Pair]:
+    """Start a pair that has served one request, and more; stop whatever lives on leaving.
 
     Raises:
         EngineDead: an engine did not start.
         RuntimeError: the pair does not answer.
     """
-    async with Tasks() as tasks, rig(PAIR, model, logs, **_OPTIONS) as engines:
+    async with Tasks() as tasks, rig((*PAIR, *more), model, logs, **_OPTIONS) as engines:
         ready = Pair(engines, tasks, model, logs)
         if problem := await ready.probe():
             raise RuntimeError(f"a fresh pair does not answer: {problem}")

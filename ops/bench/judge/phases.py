@@ -24,6 +24,7 @@ End = JobFinished | JobFailed | EngineDead
 
 _P, _D = PAIR
 _REACH_S = 20.0
+_IDLE_S = 3.0
 _LOOK_S = 0.005
 _SETTLE_S = 0.15
 """Long enough for a figure to come that says otherwise."""
@@ -136,7 +137,7 @@ async def reach(pair: Pair, phase: Phase) -> list[Subject]:
         NotReachedError: it did not come there in time.
     """
     # An older request must not be taken for this one in the figures.
-    if await pair.free_after(time.monotonic(), PAIR, _REACH_S) is None:
+    if await pair.free_after(time.monotonic(), PAIR, _IDLE_S) is None:
         raise NotReachedError("the engines are not idle")
     match phase:
         case Phase.PREFILL_WAITS:

@@ -1,4 +1,8 @@
-"""One prefill, one decode and one aggregated SGLang engine, started once for the module."""
+"""One prefill, one decode and one aggregated SGLang engine, started once for the module.
+
+What a crash kills is started again. The crashes cost a restart each, so all but one of each side
+are slow; `python -m ops.bench.judge` prints the whole table.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import pytest
 import pytest_asyncio
 
 from libs.models import ModelFolder, resolve
+from ops.bench.judge import CELLS, Action, Pair, Phase, cancel_many, judge_cell, pair
 from ops.bench.parity import CASES, compare_on
 from ops.bench.prompts import prompt
-from ops.bench.rig import Rig, greedy, job_for, rig
+from ops.bench.rig import Rig, greedy, job_for
 from proto.errors import ErrorCode
 from proto.host import JobFailed, JobFinished, JobKind
 from proto.kv import Lane, PeerAddress
@@ -27,7 +32,10 @@ pytestmark = [
 
 CASE = next(case for case in CASES if case.model == "tiny" and case.page_size == 16)
 PAIR = (Role.PREFILL, Role.DECODE)
-WANT_S = 3.0
+QUICK_CRASHES = (
+    (Phase.PREFILLING, Action.KILL_PREFILL),
+    (Phase.TRANSFERRING, Action.KILL_DECODE_CHILD),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +45,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(
+async def judged(
     model: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Rig]:
-    """Return the three engines, with prompts forced into chunks of 256 tokens."""
-    async with rig(
-        (Role.AGGREGATED, *PAIR),
-        model,
-        tmp_path_factory.mktemp("logs"),
-        page_size=CASE.page_size,
-        want_timeout_s=WANT_S,
-        engine_args={"chunked_prefill_size": CASE.chunk},
-    ) as ready:
+) -> AsyncIterator[Pair]:
+    """Return the three engines; prompts come in chunks of at most 128 tokens."""
+    async with pair(model, tmp_path_factory.mktemp("logs"), Role.AGGREGATED) as ready:
         yield ready
+
+
+@pytest.fixture
+def engines(judged: Pair) -> Rig:
+    """Return the engines in their present lives."""
+    return judged.rig
 
 
 async def _nothing_held(engines: Rig, limit_s: float = 2.0) -> bool:
@@ -136,3 +143,25 @@ async def test_a_prompt_that_cannot_fit_is_refused(engines: Rig, model: ModelFol
     assert isinstance(end, JobFailed)
     assert end.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert (await engines.aggregated(ids[:50], greedy(2))).failure == ""
+
+
+def _cell(phase: Phase, action: Action):
+    quick = not action.kills or (phase, action) in QUICK_CRASHES
+    marks = () if quick else (pytest.mark.slow,)
+    return pytest.param(phase, action, id=f"{phase}, {action.label}", marks=marks)
+
+
+@pytest.mark.parametrize(("phase", "action"), [_cell(*cell) for cell in CELLS])
+async def test_survivors_hold_nothing_and_serve_on(judged: Pair, phase: Phase, action: Action):
+    """Callers see the right end, KV and rooms are free within the bound, the next one is served."""
+    outcome = await judge_cell(judged, phase, action)
+    assert outcome.problems == []
+    assert outcome.free_s is not None
+
+
+async def test_cancels_at_random_moments_leak_nothing(judged: Pair):
+    """After 20 cancels in any phase, several at once, no token of KV and no room is held."""
+    found = await cancel_many(judged, 20, seed=3)
+    assert found.problems == []
+    assert found.count == 20
+    assert (found.leaked, found.rooms) == (0, 0)
