@@ -55,7 +55,8 @@ class Event(Message, frozen=True, kw_only=True):
     @property
     def dedup_key(self) -> str:
         """The same fact published twice is stored once."""
-        side = self.data.get("side", "")
+        # Several workers may have held one side of an attempt for a moment: each lease is its own.
+        side = self.data.get("lease") or self.data.get("side", "")
         # What belongs to no request may happen again: there the time is a part of the fact.
         whose = self.rid or f"at{self.at_ms}"
         return f"{whose}:{self.attempt}:{self.kind}:{self.instance}:{side}"

@@ -40,6 +40,9 @@ class Speaker:
             # Nobody ordered it: the other side has given up the transfer.
             code = ErrorCode.KV_TRANSFER_FAILED
         if code is ErrorCode.CANCELLED:
+            if attempt.log and isinstance(attempt.log[-1], AttemptFailed):
+                # It was stopped from here, and why has been told already.
+                return
             # Whoever ordered it knows, and listens no more; who follows besides must hear of it.
             detail = attempt.aborted or detail
         else:

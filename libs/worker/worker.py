@@ -110,13 +110,14 @@ class Worker:
         await self._announcer.announce()
         if not await self._settled(grace_s):
             await self._abort_all()
-        for lease in self.leases:
-            self.end_lease(lease.rid, lease.attempt, "drained")
         await self._close_verbs()
         if self._cancels is not None:
             await self._cancels.close()
         await self._gateways.close()
         await self._keeper.close()
+        # Only now is what was still held free: with the engine.
+        for lease in self.leases:
+            self.end_lease(lease.rid, lease.attempt, "drained")
         await self._announcer.announce()
 
     def readiness(self) -> tuple[bool, str]:
@@ -348,8 +349,11 @@ class Worker:
     async def _beat(self, attempt: Attempt) -> None:
         while not attempt.quiet:
             await self.clock.sleep(_BEAT_S)
-            if self._gateways.orphaned(attempt, self.clock.monotonic()):
-                await self.abort(attempt.rid, attempt.number, "no gateway follows any more")
+            orphaned = self._gateways.orphaned(attempt, self.clock.monotonic())
+            if orphaned and attempt.aborted is None:
+                reason = "no gateway follows any more"
+                await self.speaker.fail(attempt, self._lost, reason)
+                await self.abort(attempt.rid, attempt.number, reason)
             await self.speaker.say(
                 attempt,
                 StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),

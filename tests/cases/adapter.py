@@ -76,8 +76,8 @@ ENDS = {
 }
 """Terminal events, and the state that the ledger must show with each."""
 
-_TIME_DIGITS = 10
-"""Of a request id."""
+_TIME_DIGITS, _ID_DIGITS = 10, 26
+"""Of a request id: those that are its time, and all."""
 _SUBJECT = re.compile(r"pdbus\.v1\.(prefill|decode)\.([^.]+)\.([^.]+)\.start")
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -318,6 +318,10 @@ class Product:
         clock = SystemClock()
         # Ids sort by time: later words about older requests are none of this test's.
         self._first = new_request_id(clock.unix_ms(), clock.entropy)[:_TIME_DIGITS]
+
+    def is_old(self, rid: str) -> bool:
+        """Return whether a request came before this test."""
+        return len(rid) == _ID_DIGITS and rid < self._first
 
     def hang_up(self) -> None:
         """Close all connections that a test has left open."""

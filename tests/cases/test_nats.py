@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from tests.cases.adapter import (
     body_of,
     chunks,
     faults,
-    open_product,
+    opened,
 )
 from tests.cases.loose import LooseStack
 from tests.support.http_client import Exchange, Reply, get
@@ -66,6 +66,19 @@ INSIDE = (b"nats", b"NATS", b"responders", b"pdbus.v1")
 """What no answer may tell."""
 
 
+PERMISSIONS = """
+authorization {{
+  users: [
+    {{ user: "all", password: "none" }}
+    {{ nkey: "{key}", permissions: {{
+      publish: {{ allow: [">"], deny: ["pdbus.v1.cancel.>"] }}, subscribe: {{ allow: [">"] }} }} }}
+  ]
+}}
+no_auth_user: "all"
+"""
+"""Everybody may do everything, but for the holder of one key."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of words with a long context."""
@@ -82,8 +95,22 @@ def oracle(model: Path) -> Oracle:
     return Oracle.load(model)
 
 
+@pytest.fixture(scope="module")
+def pair() -> nkeys.KeyPair:
+    """The key of a gateway that may not publish cancels."""
+    return nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
+
+
+@pytest.fixture(scope="module")
+def seed(pair: nkeys.KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of that key."""
+    file = tmp_path_factory.mktemp("keys") / "gateway.nk"
+    file.write_bytes(bytes(pair.seed))
+    return file
+
+
 @contextmanager
-def loose(folder: Path, model: Path, *, extra: str = "", **env: str) -> Iterator[LooseStack]:
+def loose(folder: Path, model: Path, extra: str, env: Mapping[str, str]) -> Iterator[LooseStack]:
     """Run a server and nothing else yet; all ends with the context."""
     (folder / "nats").mkdir()
     server = NatsServer(folder / "nats", extra=extra)
@@ -93,6 +120,7 @@ def loose(folder: Path, model: Path, *, extra: str = "", **env: str) -> Iterator
         yield stack
     finally:
         if not server.greets():
+            # A test failed while it was away; the services end in order with it only.
             server.stop()
             server.start_blocking()
         try:
@@ -102,7 +130,9 @@ def loose(folder: Path, model: Path, *, extra: str = "", **env: str) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LooseStack]:
+def stack(
+    model: Path, pair: nkeys.KeyPair, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LooseStack]:
     """Start all services."""
     env = {
         "PDBUS_PREFILL_SCRIPT": PREFILL,
@@ -112,7 +142,8 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loo
     for role in ("PREFILL", "DECODE"):
         env[f"PDBUS_{role}_CONTEXT_TOKENS"] = str(CONTEXT)
         env[f"PDBUS_{role}_KV_TOKENS"] = "1200000"
-    with loose(tmp_path_factory.mktemp("stack"), model, **env) as running:
+    extra = PERMISSIONS.format(key=pair.public_key.decode())
+    with loose(tmp_path_factory.mktemp("stack"), model, extra, env) as running:
         for name in SERVICES:
             running.start(name)
         asyncio.run(running.ready())
@@ -246,12 +277,12 @@ async def test_a_gateway_that_stood_still_has_no_gap(
 ) -> None:
     """NATS-03: a gateway is stopped for four seconds under twenty streams; none has a gap."""
     right = oracle.say(oracle.answer(oracle.prompt("slow answer"), 150))
-    opened = [await product.open("slow answer", 150) for _ in range(20)]
-    await asyncio.gather(*(chunks(exchange, 2) for exchange in opened))
+    streams = [await product.open("slow answer", 150) for _ in range(20)]
+    await asyncio.gather(*(chunks(exchange, 2) for exchange in streams))
     stack.signal("gateway-0", signal.SIGSTOP)
     await asyncio.sleep(4)
     stack.signal("gateway-0", signal.SIGCONT)
-    for exchange in opened:
+    for exchange in streams:
         reply = await exchange.finish(30)
         code = (reply.error or {}).get("code")
         assert reply.claims_completeness or code == "stream_gap", reply
@@ -342,8 +373,8 @@ async def test_the_broker_is_away(
     server = stack.server
     pids = {name: stack.pid(name) for name in SERVICES}
     right = oracle.say(oracle.answer(oracle.prompt("slow answer"), 150))
-    opened = [await product.open("slow answer", 150) for _ in range(4)]
-    await asyncio.gather(*(chunks(exchange, 2) for exchange in opened))
+    streams = [await product.open("slow answer", 150) for _ in range(4)]
+    await asyncio.gather(*(chunks(exchange, 2) for exchange in streams))
     loop = asyncio.get_running_loop()
     flow = Flow(lambda n: product.ask(f"Number {n}", 4), rate=5)
     await asyncio.sleep(0.5)
@@ -352,7 +383,7 @@ async def test_the_broker_is_away(
     await asyncio.sleep(seconds)
     back = loop.time()
     await server.start()
-    replies = await asyncio.gather(*(exchange.finish(30) for exchange in opened))
+    replies = await asyncio.gather(*(exchange.finish(30) for exchange in streams))
     await asyncio.sleep(max(0.0, back + ANSWER_S + 1.5 - loop.time()))
     sent = await flow.stop()
     for reply in replies:
@@ -404,8 +435,8 @@ async def test_a_worker_that_stood_still_is_used_after_it_speaks(
     frozen = [stack.pid("decode-1")]
     frozen += [child.pid for child in psutil.Process(frozen[0]).children()]
     loop = asyncio.get_running_loop()
-    opened = [await product.open("slow answer", 100) for _ in range(6)]
-    await asyncio.gather(*(chunks(exchange, 2) for exchange in opened))
+    streams = [await product.open("slow answer", 100) for _ in range(6)]
+    await asyncio.gather(*(chunks(exchange, 2) for exchange in streams))
     for pid in frozen:
         psutil.Process(pid).suspend()
     stopped = loop.time()
@@ -425,7 +456,7 @@ async def test_a_worker_that_stood_still_is_used_after_it_speaks(
     )
     sent = await flow.stop()
     right = oracle.say(oracle.answer(oracle.prompt("slow answer"), 100))
-    for exchange in opened:
+    for exchange in streams:
         reply = await exchange.finish(ANSWER_S)
         assert right.startswith(reply.text)
         assert reply.text == right or reply.error is not None, reply
@@ -548,9 +579,9 @@ async def test_what_waits_for_a_draining_decode_goes_elsewhere(
     The messages lie before a stopped process when the signal comes. Other drains, and the second
     signal, are in tests/e2e/test_drain.py.
     """
-    opened = [await product.open("slow answer", 120) for _ in range(10)]
-    await asyncio.gather(*(chunks(exchange, 2) for exchange in opened))
-    mine = [e for e in opened if e.reply.headers["x-pdbus-decode"] == "decode-1"]
+    streams = [await product.open("slow answer", 120) for _ in range(10)]
+    await asyncio.gather(*(chunks(exchange, 2) for exchange in streams))
+    mine = [e for e in streams if e.reply.headers["x-pdbus-decode"] == "decode-1"]
     assert len(mine) >= 2
     stack.signal("decode-1", signal.SIGSTOP)
     flights = [asyncio.ensure_future(product.ask(f"Number {n}", 4)) for n in range(20)]
@@ -561,7 +592,7 @@ async def test_what_waits_for_a_draining_decode_goes_elsewhere(
     replies = await asyncio.gather(*flights)
     assert [reply for reply in replies if not reply.claims_completeness] == []
     right = oracle.say(oracle.answer(oracle.prompt("slow answer"), 120))
-    for exchange in opened:
+    for exchange in streams:
         reply = await exchange.finish(20)
         assert reply.claims_completeness, reply
         assert reply.text == right
@@ -572,49 +603,28 @@ async def test_what_waits_for_a_draining_decode_goes_elsewhere(
 
 # NATS-14
 
-PERMISSIONS = """
-authorization {{
-  users: [
-    {{ user: "all", password: "none" }}
-    {{ nkey: "{key}", permissions: {{
-      publish: {{ allow: [">"], deny: ["pdbus.v1.cancel.>"] }}, subscribe: {{ allow: [">"] }} }} }}
-  ]
-}}
-no_auth_user: "all"
-"""
 
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def gagged(model: Path, tmp_path: Path) -> AsyncIterator[LooseStack]:
-    """A stack whose gateway may not publish cancels."""
-    pair = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
-    seed = tmp_path / "gateway.nk"
-    seed.write_bytes(bytes(pair.seed))
-    extra = PERMISSIONS.format(key=pair.public_key.decode())
-    with loose(tmp_path, model, extra=extra, PDBUS_DECODE_SCRIPT=DECODE) as running:
-        for name in ("router-0", "prefill-0", "decode-0"):
-            running.start(name)
-        running.start("gateway-0", "--nats-seed-file", str(seed))
-        await running.ready()
-        yield running
-
-
-async def test_a_denied_subject_is_told(gagged: LooseStack) -> None:
+async def test_a_denied_subject_is_told(product: Product, stack: LooseStack, seed: Path) -> None:
     """NATS-14: a service that lacks a permission is not ready, and says and counts which.
 
     There are no documented permission sets yet. Denied subscriptions and inboxes are in
     tests/integration/bus/test_connect.py.
     """
-    async with open_product(gagged) as product:
-        exchange = await product.open("slow answer", 400)
+    stack.start("gateway-1", "--nats-seed-file", str(seed))
+    try:
+        await stack.ready("gateway-1")
+        exchange = await opened(stack.gateway_port("gateway-1"), "slow answer", 400)
         await chunks(exchange, 2)
         exchange.hang_up()
-        why = await until_refusing(gagged, ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            while not (why := await stack.why_not("gateway-1")):
+                await asyncio.sleep(0.05)
         assert "pdbus.v1.cancel" in why
-        counted = await product.total(
-            "gateway", "pdbus_bus_permission_errors_total", operation="publish"
-        )
-        assert counted >= 1
-        assert "pdbus.v1.cancel" in gagged.log("gateway-0")
+        denied = "pdbus_bus_permission_errors_total"
+        assert await product.total("gateway-1", denied, operation="publish") >= 1
+        assert "pdbus.v1.cancel" in stack.log("gateway-1")
         # The other two ways of a cancel have freed both sides all the same.
         await product.freed(ANSWER_S)
+    finally:
+        stack.signal("gateway-1", signal.SIGTERM)
+        assert await stack.end("gateway-1") == 0

@@ -98,8 +98,10 @@ async def test_a_broker_whose_store_comes_late(words: Path, tmp_path: Path) -> N
         for name in PAIR:
             stack.start(name)
         async with asyncio.timeout(READY_S):
-            while "warm-up failed" not in await stack.why_not("gateway-0"):
+            while "no request has gone" not in await stack.why_not("gateway-0"):
                 await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        assert await stack.why_not("gateway-0")
         await asyncio.to_thread(server.kill)
         server._jetstream = True
         await server.start()

@@ -19,7 +19,7 @@ __all__ = ["Ask", "Load", "Mix", "Told"]
 PATH = "/v1/chat/completions"
 _SMALL = 4096
 _LONG_TOKENS = 1_500
-_STUCK_S = 9.0
+_STUCK_S = 18.0
 _BACK_OFF_S = 1.0
 _WORDS = ("river", "lantern", "copper", "meadow", "signal", "harbor", "winter", "velvet", "engine")
 
@@ -103,7 +103,7 @@ class Mix:
     keyed: float = 0.2
     leave: float = 0.25
     slow: float = 0.05
-    stuck: float = 0.004
+    stuck: float = 0.01
     longest: int = 500
     """Words of the longest prompts; the scripted model takes some seven tokens for each."""
 

@@ -70,7 +70,7 @@ def environment(faults: Sequence[dict[str, Any]] = (), *, deadline_s: float) -> 
         "PDBUS_PREFILL_SLOTS": "8",
         "PDBUS_DECODE_SLOTS": "8",
         "PDBUS_GATEWAY_REQUEST_TIMEOUT_S": str(deadline_s),
-        "PDBUS_GATEWAY_SLOW_CLIENT_S": "4",
+        "PDBUS_GATEWAY_SLOW_CLIENT_S": "3",
     }
 
 

@@ -206,7 +206,7 @@ async def refused(port: int) -> bool:
 
 @pytest.mark.parametrize("name", ["gateway-1", "decode-1"])
 async def test_a_second_sigterm_ends_at_once(stack: RunningStack, seen: Witness, name: str) -> None:
-    """Who asks twice does not wait; that was no orderly end, so the process is replaced."""
+    """Case NATS-12: who asks twice does not wait; no orderly end, so the process is replaced."""
     opened = await streams(ports(stack)[1], 2)
     pid, restarts = stack.pid(name), stack.slot(name).restarts
     os.kill(pid, signal.SIGTERM)

@@ -146,7 +146,7 @@ async def proved_free(seen: Witness, rids: set[str], until: float) -> None:
     "victim", ["prefill-0", "decode-0", "router-0", "cleanup-0", "gateway-0", "nats-0"]
 )
 async def test_kill(stack: RunningStack, seen: Witness, victim: str) -> None:
-    """Answers or typed errors within 5 s, survivors untouched, the dead one back and used."""
+    """NATS-05: answers or typed errors in 5 s, survivors untouched, the dead one back and used."""
     right = await reference(stack)
     flights = await take_off(stack)
     before = stack.pids()

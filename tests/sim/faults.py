@@ -83,7 +83,7 @@ class FaultScript:
             if link.cut:
                 world.network.mend(link)
 
-    def _steer(self, fault: Fault, after_s: float):  # noqa: ANN202 - a callback
+    def _steer(self, fault: Fault, after_s: float):
         def entered(standing: Standing) -> None:
             network = self._world.network
             if network.loop.time() < self._world.scenario.heal_s - 1.0:
@@ -236,7 +236,7 @@ class FaultScript:
         rng = self._world.rng
         if fault.other == "little":
             # So little that no client should notice.
-            loss = Loss(drop=0.08, duplicate=0.3, delay_s=0.02, only=fault.target)
+            loss = Loss(drop=0.04, duplicate=0.3, delay_s=0.02, only=fault.target)
         elif fault.other == "copies":
             loss = Loss(duplicate=0.5, stale=0.3, only=fault.target)
         else:

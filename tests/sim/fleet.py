@@ -63,7 +63,12 @@ def _router(_process: SimProcess, life: Life) -> Hosted:
         instance=life.instance,
         incarnation=life.incarnation,
     )
-    return Hosted(start=service.start, drain=service.drain, ready=lambda: service.readiness()[0])
+    return Hosted(
+        start=service.start,
+        drain=service.drain,
+        tables=lambda: {"turns": len(service._turns)},
+        ready=lambda: service.readiness()[0],
+    )
 
 
 def _gateway(_process: SimProcess, life: Life) -> Hosted:
@@ -104,7 +109,7 @@ def _gateway(_process: SimProcess, life: Life) -> Hosted:
         start=start,
         drain=drain,
         calls=coordinator,
-        tables=lambda: {"calls": coordinator.running},
+        tables=lambda: {"calls": coordinator.running, "boxes": len(coordinator._mailroom)},
         ready=lambda: view.readiness().ok,
     )
 
@@ -132,7 +137,11 @@ def _cleanup(_process: SimProcess, life: Life) -> Hosted:
     return Hosted(
         start=service.start,
         drain=service.drain,
-        tables=lambda: {"watched": len(service.watch)},
+        tables=lambda: {
+            "watched": len(service.watch),
+            "freed": len(service._endings._freed),
+            "orphans": len(service._endings._orphan_ms),
+        },
         ready=lambda: service.readiness()[0],
     )
 

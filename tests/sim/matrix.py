@@ -82,7 +82,10 @@ class Matrix:
         names = self._world.names
         placement = standing.placement
         if fault.kind == "plane-cut" and placement is not None and placement.prefill is not None:
-            pair = {names.get(placement.prefill.incarnation), names.get(placement.decode.incarnation)}
+            pair = {
+                names.get(placement.prefill.incarnation),
+                names.get(placement.decode.incarnation),
+            }
             return pair == {target, fault.other}
         if role == "gateway":
             return names.get(standing.gateway) == target
@@ -102,8 +105,9 @@ def table(hits: Counter[Cell]) -> str:
     """Return the matrix as lines: how often each cell was reached."""
     width = max(len(row) for row in ROWS)
     lines = [f"{'':{width}}" + "".join(f"{state:>7}" for state in State)]
-    for row in ROWS:
-        lines.append(f"{row:{width}}" + "".join(_number(hits, row, state) for state in State))
+    lines += [
+        f"{row:{width}}" + "".join(_number(hits, row, state) for state in State) for row in ROWS
+    ]
     reached = len(CELLS) - len(missing(hits))
     lines.append(f"{reached} of {len(CELLS)} cells reached")
     return "\n".join(lines)

@@ -70,9 +70,9 @@ def summary(outcomes: Iterable[Outcome], *, matrix: bool = False) -> str:
         f"worlds      {_row(tally.shapes)}",
         f"asks        {facts['asks']}, {facts['asks_with_key']} with a key  {_row(tally.endings)}",
         f"requests    {facts['requests']}  {_row(tally.states)}",
-        f"attempts    {facts['retries']} further, {facts['migrations']} migrations,"
-        f" {facts['taken_over']} taken over, {facts['prefill_runs']} prefill runs,"
-        f" {tokens:.3f} x the tokens asked",
+        f"attempts    {facts['retries']} further, {facts['migrations']} migrations",
+        f"take-overs  {facts['taken_over']}",
+        f"prefills    {facts['prefill_runs']}, {tokens:.3f} x the tokens asked",
         f"crashes     {tally.faults['crash'] + tally.faults['engine']}",
         f"faults      {tally.faults.total()}  {_row(tally.faults)}",
         f"messages    {tally.events['message']} delivered; {lost}",

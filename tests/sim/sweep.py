@@ -10,9 +10,9 @@ from multiprocessing import get_context
 
 from tests.sim.world import Outcome, run_seed
 
-__all__ = ["Sweep", "processes_from_environment", "sweep"]
+__all__ = ["BLOCK", "Sweep", "processes_from_environment", "sweep"]
 
-_BLOCK = 25
+BLOCK = 25
 _ONE_CORE = 1
 
 
@@ -26,7 +26,7 @@ class Sweep:
     """Blocks of seeds, each run once and kept."""
 
     def __init__(self, seeds: range, pool: ProcessPoolExecutor | None) -> None:
-        self.blocks = [seeds[first : first + _BLOCK] for first in range(0, len(seeds), _BLOCK)]
+        self.blocks = [seeds[first : first + BLOCK] for first in range(0, len(seeds), BLOCK)]
         self._pool = pool
         self._running = [pool.submit(_run, block) for block in self.blocks] if pool else []
         self._done: dict[int, list[Outcome]] = {}

@@ -14,6 +14,8 @@ from typing import Any
 
 __all__ = ["Exchange", "Reply", "chat_body", "get", "post"]
 
+_SMALL_SEGMENT = 536
+
 
 def chat_body(text: str, **fields: Any) -> dict[str, Any]:
     """Return the body of a chat request."""
@@ -132,6 +134,8 @@ class Exchange:
         else:
             with socket.socket() as made:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+                # On a loopback's large segments the kernel would keep megabytes for the sender.
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
                 made.setblocking(False)
                 await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
                 reader, writer = await asyncio.open_connection(sock=made.dup(), limit=receive_bytes)

@@ -54,7 +54,7 @@ class Attempts:
         source: the attempt that gave the newest of it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the call, and what is known of it already
         self,
         ports: Ports,
         call: Call,
@@ -109,6 +109,12 @@ class Attempts:
                     raise PdbusError(lost.code, lost.detail) from error
                 raise
         raise PdbusError(ErrorCode.INTERNAL, "too many attempts")
+
+    def ended(self, last: TokenChunk) -> Outcome:
+        """Return the outcome of an answer that was followed to its end before it became ours."""
+        if last.finish is None:
+            raise PdbusError(ErrorCode.INTERNAL, "that chunk ends nothing")
+        return self._outcome(last, last.finish)
 
     async def stop(self, reason: str) -> None:
         """Make sure that nothing runs any more for the newest attempt, on either side."""

@@ -14,7 +14,7 @@ from libs.fleet import DEAD_S, Health
 from libs.telemetry import get_logger
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
-from proto.gateway import CallState, HoldCall
+from proto.gateway import CallState, HoldCall, TokenChunk
 from proto.ids import new_nonce
 from proto.ledger import Placement, RequestRecord, RequestState
 from proto.prefill import ReplyTo
@@ -44,6 +44,8 @@ class Guest:
         self, ports: Ports, call: Call, log: AnswerLog, opened: Callable[[], None]
     ) -> None:
         self.placement: Placement | None = None
+        self.last: TokenChunk | None = None
+        """The end of the answer, once it was followed to there."""
         self._ports = ports
         self._call = call
         self._log = log
@@ -112,6 +114,8 @@ class Guest:
         try:
             async with aclosing(follower.chunks()) as chunks:
                 async for chunk in chunks:
+                    if chunk.finish is not None:
+                        self.last = chunk
                     if chunk.count or chunk.text:
                         self._log.add(Delta(chunk.ids, chunk.text))
         except AttemptLost as lost:

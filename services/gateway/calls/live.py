@@ -188,10 +188,12 @@ class LiveCall:
         placement = orphan.placement if orphan.attempt >= 0 else None
         first, source = max(0, orphan.attempt), self._guest.source
         self._attempts = self._new_attempts(first, self.log.deltas, source)
-        await self._complete(self._attempts, placement)
+        await self._complete(self._attempts, placement, self._guest.last)
 
-    async def _complete(self, attempts: Attempts, joined: Placement | None) -> None:
-        outcome = await attempts.run(joined)
+    async def _complete(
+        self, attempts: Attempts, joined: Placement | None, last: TokenChunk | None = None
+    ) -> None:
+        outcome = attempts.ended(last) if last else await attempts.run(joined)
         if self.call.key is not None:
             await keep_result(
                 self._ports.results,
@@ -212,9 +214,7 @@ class LiveCall:
         self.log.add(Delta(b"", "", outcome.finish, outcome.usage))
         self._close(None)
 
-    def _new_attempts(
-        self, first: int, shown: Sequence[Delta] = (), source: int = -1
-    ) -> Attempts:
+    def _new_attempts(self, first: int, shown: Sequence[Delta] = (), source: int = -1) -> Attempts:
         return Attempts(
             self._ports,
             self.call,

@@ -128,7 +128,7 @@ async def test_a_failing_handler_does_not_end_its_subscription(shared_nats, conn
 
 
 async def test_a_slow_subscription_drops_alone_and_is_counted(shared_nats, connect, metric):
-    """Over its limit of waiting messages a subscription loses some; others lose nothing."""
+    """NATS-03: over its limit of waiting messages a subscription loses some, others lose none."""
     sender = await connect(shared_nats)
     slow = await connect(shared_nats, pending_messages=10)
     quick = await connect(shared_nats)

@@ -231,7 +231,7 @@ def key(tmp_path):
 
 
 async def test_a_denied_subscription_fails_where_it_is_made(key, metric):
-    """The server denies asynchronously; serve and subscribe raise all the same."""
+    """NATS-14: the server denies asynchronously; serve and subscribe raise all the same."""
     seed, public = key
     async with nats_server(jetstream=False, extra=DENY % public) as server, Tasks() as tasks:
         bus = await open_bus(
@@ -252,7 +252,7 @@ async def test_a_denied_subscription_fails_where_it_is_made(key, metric):
 
 
 async def test_a_denied_publish_is_loud(key, metric):
-    """It cannot fail at the caller, but it is counted, and readiness can see it."""
+    """NATS-14: it cannot fail at the caller, but it is counted, and readiness can see it."""
     seed, public = key
     async with nats_server(jetstream=False, extra=DENY % public) as server, Tasks() as tasks:
         bus = await open_bus(
@@ -273,7 +273,7 @@ async def test_a_denied_publish_is_loud(key, metric):
 
 
 async def test_a_service_that_may_not_hear_its_replies_does_not_start(key):
-    """A denied inbox would make every request a timeout; it is fatal at the start."""
+    """NATS-14: a denied inbox would make every request a timeout; it is fatal at the start."""
     seed, public = key
     async with nats_server(jetstream=False, extra=DENY % public) as server, Tasks() as tasks:
         with pytest.raises(Forbidden):

@@ -175,7 +175,7 @@ def test_a_bus_that_is_not_there_is_a_plain_reason(tmp_path: Path):
 
 
 def test_a_health_port_that_is_taken_is_a_plain_reason(tmp_path: Path):
-    """A port that somebody else listens on is named, and the process exits with 1."""
+    """OPS-05: a port that somebody else listens on is named, and the process exits with 1."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -31,7 +31,7 @@ def short_room(prefill, decode, room: int) -> str:
 
 
 def test_pages_are_never_written_after_decode_aborts(pair, room: int) -> None:
-    """Pages reused right after `abort` keep their new bytes whatever is still under way."""
+    """PD-07: pages reused right after `abort` keep their new bytes whatever is still under way."""
     prefill, decode = pair
     begin(prefill, decode, room)
     assert decode("abort", side="fetch", room=room, poison=WRITTEN)["state"] == "FAILED"

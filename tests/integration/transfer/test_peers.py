@@ -38,7 +38,7 @@ def segments(creators: set[int]) -> int:
 def test_a_killed_prefill_fails_its_rooms_only(
     start: Callable[..., Peer], room: int, lane: str
 ) -> None:
-    """Rooms of a killed prefill fail as lost; another prefill's go on."""
+    """PD-04: rooms of a killed prefill fail as lost; another prefill's go on."""
     config = {"settings": settings(lane)}
     decode, victim, other = start(**config), start(**config), start(**config)
     decode.begun(), victim.begun(), other.begun()
@@ -107,7 +107,7 @@ def test_deaths_leave_nothing_behind(start: Callable[..., Peer], room: int, lane
 
 @LANES
 def test_a_new_incarnation_is_served(start: Callable[..., Peer], room: int, lane: str) -> None:
-    """After a prefill is killed, its successor serves the same decode engine."""
+    """PD-05: after a prefill is killed, its successor serves the same decode engine."""
     config = {"settings": settings(lane)}
     decode, first = start(**config), start(**config)
     decode.begun(), first.begun()

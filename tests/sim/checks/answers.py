@@ -82,7 +82,8 @@ class Answers:
             return
         if record.digest != ask.digest or ask.code in _OWN:
             return
-        if ask.plan.pace_s and ask.code is ErrorCode.DRAINING:
+        slow = ask.plan.pace_s or ask.plan.stall_at_token is not None
+        if slow and ask.code is ErrorCode.DRAINING:
             # A slow reader may not have taken all of an answer when its gateway ends.
             return
         self._check_usage(ask, record)
@@ -143,7 +144,8 @@ class Answers:
             for other in self._world.asks
             if other.rid == ask.rid
         )
-        if record is not None and not left:
+        # Whoever has lost a request to another gateway is told that it goes on without him.
+        if record is not None and not left and not self._only_followed(ask, record):
             self._violate("I7", f"{ask.rid}: told that it was cancelled, and nobody did")
 
     def _was_left(self, ask: Ask) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from proto.errors import ErrorCode, spec_of
@@ -58,7 +59,7 @@ class Keys:
 
     def _check_generations(self, made: list[RequestRecord]) -> None:
         """I8: a key starts anew only after its failure has been kept for a while."""
-        for before, after in zip(made, made[1:], strict=False):
+        for before, after in pairwise(made):
             wait_ms = after.created_ms - (before.ended_ms or 0)
             again = before.state is RequestState.FAILED and spec_of(
                 before.error or ErrorCode.INTERNAL

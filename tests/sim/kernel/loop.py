@@ -123,7 +123,11 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Run a callback at a virtual time."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)

@@ -6,9 +6,8 @@ from typing import Any
 
 from proto.errors import ErrorCode
 from proto.ledger import Cleaned
-from services.cleanup import CleanupService
+from services.cleanup import CleanupService, endings, proofs
 from services.cleanup import cleanup as cleanup_room
-from services.cleanup import endings, proofs
 from services.cleanup.endings import Endings
 from services.cleanup.watch import Evidence
 from tests.sim.mutants.plant import Mutant, mutant, nothing
@@ -23,9 +22,14 @@ async def _end_all(self: Any, record: Any) -> None:
 
 CLEANING: dict[str, Mutant] = {
     "no cleanup": mutant(
-        "I2 I3 I11 cleaned", 0, (CleanupService, "_scan", nothing), (CleanupService, "_reconcile", nothing)
+        "I2 I3 I11 cleaned",
+        0,
+        (CleanupService, "_scan", nothing),
+        (CleanupService, "_reconcile", nothing),
     ),
-    "the living are released": mutant("I3", 0, (cleanup_room, "_orphaned", lambda *_: "it is there")),
+    "the living are released": mutant(
+        "I3", 0, (cleanup_room, "_orphaned", lambda *_: "it is there")
+    ),
     "requests of living gateways are ended": mutant("I2", 0, (Endings, "consider", _end_all)),
     "clean without proof": mutant(
         "I3",

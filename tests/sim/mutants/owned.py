@@ -100,6 +100,13 @@ async def _take_over_quietly(self: Any, record: Any) -> Any:
     return mine
 
 
+_complete = LiveCall._complete
+
+
+async def _never_complete(self: Any, attempts: Any, joined: Any, _last: Any = None) -> None:
+    await _complete(self, attempts, joined)
+
+
 OWNED: dict[str, Mutant] = {
     "terminal without compare-and-set": mutant("I2", 0, (Ledger, "_try_end", _end_without_cas)),
     "the end is not written": mutant("I2", 0, (Endings, "_write", nothing)),
@@ -111,5 +118,8 @@ OWNED: dict[str, Mutant] = {
         "I2", 0, (LiveCall, "__init__", _owner_of_all), (Ledger, "_try_end", _end_of_others)
     ),
     "a living gateway is taken over": mutant("I2", 0, (Guest, "_lost", lambda *_: True)),
+    "a complete answer is taken over and goes on": mutant(
+        "I1", 0, (LiveCall, "_complete", _never_complete)
+    ),
     "taken over without a new epoch": mutant("I2", 0, (Ledger, "take_over", _take_over_quietly)),
 }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
-import asyncio
-
 import msgspec
 
+from proto.errors import ErrorCode, PdbusError
 from services.decode import DecodeService
-from services.gateway.attempts import drive, recovery
+from services.gateway.attempts import assembler, drive, recovery
 from services.gateway.attempts import start as start_room
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.drive import Attempts
@@ -101,6 +101,23 @@ async def _without_the_end(self: Any, ask: Any) -> Any:
         attempt.log = whole
 
 
+_accept = Assembler.accept
+
+
+def _no_patience(self: Any, chunk: Any) -> list[Any]:
+    if len(self._held) >= assembler._MOST_HELD:
+        raise PdbusError(ErrorCode.STREAM_GAP, "too many chunks wait for one")
+    return _accept(self, chunk)
+
+
+_begin = Assembler.begin
+
+
+def _forget_sources(self: Any, attempt: int) -> None:
+    _begin(self, attempt)
+    self.inherited = 0
+
+
 STREAMED: dict[str, Mutant] = {
     "no gap check": mutant("I1", 0, (Assembler, "accept", _no_gap_check)),
     "no offset dedup": mutant("I1", 0, (Assembler, "accept", _no_dedup)),
@@ -124,5 +141,9 @@ STREAMED: dict[str, Mutant] = {
         "I12", 0, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
     "a late reader misses the beginning": mutant("I1", 0, (AnswerLog, "read", _from_now_on)),
-    "a lost end is not replayed": mutant("I2", 0, (DecodeService, "_handle_replay", _without_the_end)),
+    "a long gap fails the stream": mutant("I2", 0, (Assembler, "accept", _no_patience)),
+    "a guest mixes two attempts": mutant("I1", 0, (Assembler, "begin", _forget_sources)),
+    "a lost end is not replayed": mutant(
+        "I2", 0, (DecodeService, "_handle_replay", _without_the_end)
+    ),
 }

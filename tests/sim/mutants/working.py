@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from libs.worker import Worker
+from libs.worker import worker as worker_room
 from libs.worker.gateways import GatewayWatch
+from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
+from proto.errors import ErrorCode
 from proto.workers import WorkerState
 from services.cleanup import CleanupService
 from services.decode.slots import Slots
@@ -52,6 +55,25 @@ def _become_quietly(self: Any, state: Any, reason: str) -> None:
         _become(self, state, reason)
 
 
+_fail = Speaker.fail
+
+
+async def _say_nothing_of_aborts(self: Any, attempt: Any, code: Any, detail: str) -> None:
+    if code is not ErrorCode.CANCELLED or attempt.aborted is None:
+        await _fail(self, attempt, code, detail)
+
+
+_settled = Worker._settled
+
+
+async def _free_before_the_end(self: Any, timeout_s: float) -> bool:
+    settled = await _settled(self, timeout_s)
+    if self.state is WorkerState.DRAINING and timeout_s == worker_room._STOP_S:
+        for lease in self.leases:
+            self.end_lease(lease.rid, lease.attempt, "taken for free")
+    return settled
+
+
 WORKING: dict[str, Mutant] = {
     "no tombstones": mutant("I7", 0, (Tombstones, "refuses", lambda *_: False)),
     "start is not idempotent": mutant(
@@ -66,5 +88,9 @@ WORKING: dict[str, Mutant] = {
     "an abort hits later attempts": mutant("I7", 0, (Tombstones, "bury", _bury_all)),
     "a drain forgets running work": mutant("I2", 0, (Worker, "_settled", _settled_at_once)),
     "a drain is not announced": mutant("drain I2", 0, (Worker, "_become", _become_quietly)),
+    "a drain frees before the engine has": mutant(
+        "I5", 0, (Worker, "_settled", _free_before_the_end)
+    ),
+    "whoever is aborted says nothing": mutant("I2", 0, (Speaker, "fail", _say_nothing_of_aborts)),
     "orphans run on": mutant("I7", 0, (GatewayWatch, "orphaned", lambda *_: False)),
 }

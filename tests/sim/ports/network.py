@@ -20,7 +20,17 @@ from proto.events import Event
 from tests.sim.kernel.loop import Domain, SimLoop, owned_context
 from tests.sim.kernel.trace import Trace
 
-__all__ = ["NO_LOSS", "Deliver", "Link", "LinkState", "Loss", "NetworkHooks", "SimNetwork", "Subscriber", "matches"]
+__all__ = [
+    "NO_LOSS",
+    "Deliver",
+    "Link",
+    "LinkState",
+    "Loss",
+    "NetworkHooks",
+    "SimNetwork",
+    "Subscriber",
+    "matches",
+]
 
 Deliver = Callable[[str, bytes, "ReplyPath | None"], None]
 
@@ -301,9 +311,7 @@ class SimNetwork:
     def _lossy(self, subject: str) -> bool:
         return self.loss is not NO_LOSS and self.loss.only in subject
 
-    def _fan_out(
-        self, sender: Link, targets: list[Subscriber], subject: str, data: bytes
-    ) -> None:
+    def _fan_out(self, sender: Link, targets: list[Subscriber], subject: str, data: bytes) -> None:
         """Bring one message to many at one moment: cheaper, and just as much in order."""
         when = self.loop.time() + self.latency()
         arrivals: list[tuple[Link, _Pair]] = []

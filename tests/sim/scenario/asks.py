@@ -23,6 +23,7 @@ _COUNTS = {
     "orphaned": 2,
     "echo": 4,
 }
+_ALL_KEYED = frozenset({"forgotten", "lossy"})
 _SHARED = frozenset({"guests", "orphaned"})
 _LASTING = frozenset({"guests", "orphaned", "isolated", "echo"})
 
@@ -37,7 +38,7 @@ def draw_asks(rng: random.Random, frame: Frame) -> tuple[AskPlan, ...]:
             asks += _shared(rng, shape, plan)
         elif shape in {"storm", "echo"}:
             asks.append(plan)
-        elif shape == "forgotten" or rng.random() < _KEYED:
+        elif shape in _ALL_KEYED or rng.random() < _KEYED:
             asks += _keyed(rng, shape, plan)
         else:
             asks.append(_manners(rng, plan))
@@ -46,7 +47,8 @@ def draw_asks(rng: random.Random, frame: Frame) -> tuple[AskPlan, ...]:
 
 def _plan(rng: random.Random, frame: Frame, number: int, place: int) -> AskPlan:
     shape = frame.shape
-    body = _body(rng, number, long=shape in _LASTING or rng.random() < _LONG)
+    long = 0.5 if shape == "lossy" else _LONG
+    body = _body(rng, number, long=shape in _LASTING or rng.random() < long)
     deadline_s = rng.choice((8.0, 15.0, 20.0))
     recover = rng.choice((Recover.NEVER, Recover.GREEDY, Recover.ANY, Recover.ANY))
     gateway = rng.randrange(2)

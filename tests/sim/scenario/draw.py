@@ -35,9 +35,11 @@ SHAPES = {
 
 _WORKERS = frozenset({"prefill", "decode", "aggregated"})
 _FIELDS = (
-    "revision tokenizer dtype kv_dtype kv_layout page_size layers kv_heads head_dim tp pp"
-    " attention engine engine_version protocol draft context_tokens"
-).split()
+    *("revision", "tokenizer", "dtype", "kv_dtype", "kv_layout", "page_size", "layers"),
+    *("kv_heads", "head_dim", "tp", "pp", "attention", "engine", "engine_version", "protocol"),
+    *("draft", "context_tokens"),
+)
+"""All of the card but the model's name, which would be another model."""
 
 
 def draw(seed: int) -> Scenario:
@@ -58,7 +60,7 @@ def draw(seed: int) -> Scenario:
         heal_s=frame.heal_s,
         step_s=rng.uniform(0.06, 0.1) if slow else 10 ** rng.uniform(-1.8, -1.0),
         prefill_tokens_s=10 ** rng.uniform(2.0, 3.5),
-        linger_s=rng.choice((0.0, 0.0, 0.3, 1.0, 3.5)),
+        linger_s=rng.choice((0.0, 0.0, 0.5, 1.5, 3.5, 3.5)),
         odd_field=odd_field,
         odd=odd,
     )

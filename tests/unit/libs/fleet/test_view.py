@@ -76,3 +76,15 @@ def test_the_table_is_bounded_by_forgetting() -> None:
     fleet.forget(99 + FORGET_S + 1)
     assert not list(fleet.members())
     assert fleet.health(Incarnation(f"{5:016x}"), 200.0) is None
+
+
+def test_who_hears_nobody_has_not_been_listening() -> None:
+    """A break in which nobody was heard, not even the listener himself, starts the time anew."""
+    fleet = Fleet()
+    assert fleet.listening_s(9.0) == 0
+    for second in range(6):
+        fleet.hear(beat(sequence=second + 1), float(second))
+    assert fleet.listening_s(5.5) == 5.5
+    assert fleet.listening_s(5.0 + SUSPECT_S) == 0
+    fleet.hear(beat("b" * 16), 20.0)
+    assert fleet.listening_s(21.0) == 1.0

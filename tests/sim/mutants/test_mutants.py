@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.mutants import MUTANTS, first_kill
+from tests.sim.seeds import REGRESSIONS
+
+pytestmark = pytest.mark.sim
+
+_MOST = 300
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name):
+    """A service with this rule broken breaks a promise within three hundred seeds.
+
+    The seed that is known to find it is tried first, so that this takes a moment.
+    """
+    mutant = MUTANTS[name]
+    others = (seed for seed in range(_MOST) if seed != mutant.seed)
+    kill = first_kill(mutant, [mutant.seed]) or first_kill(mutant, others)
+    assert kill is not None
+    print(f"{name}: seed {kill.seed}, told by {', '.join(kill.names)}")
+    assert mutant.seed < _MOST
+
+
+def test_there_are_enough_of_them():
+    """The gate has at least fifteen planted bugs, and each bug that was found is one of them."""
+    assert len(MUTANTS) >= 15
+    assert {regression.mutant for regression in REGRESSIONS} <= set(MUTANTS)
