@@ -143,7 +143,12 @@ class Exchanges:
                 if exchange.route != OTHER:
                     current.update_name(f"{_method(scope)} {exchange.route}")
                     set_attributes(**{attributes.HTTP_ROUTE: exchange.route})
-                set_attributes(**{attributes.HTTP_STATUS: exchange.status_or_fate})
+                set_attributes(
+                    **{
+                        attributes.HTTP_STATUS: exchange.status_or_fate,
+                        attributes.REQUEST_ID: exchange.rid,
+                    }
+                )
                 _mark(exchange)
 
     def _close(self, exchange: Exchange, scope: Scope) -> None:
@@ -164,6 +169,8 @@ class Exchanges:
         write = logger.info if scope["path"].startswith(_API) else logger.debug
         write(
             "request served",
+            # With a key the request may be an older one than this exchange.
+            request_id=exchange.rid,
             method=_method(scope),
             route=exchange.route,
             status=exchange.status_or_fate,

@@ -91,7 +91,8 @@ class Answers:
         if wrong:
             self._violate("I2", f"{ask.rid}: client {ask.plan.number} {wrong}")
         elif record.state is RequestState.FAILED and record.error is not ask.code:
-            self._compare_codes(ask, record)
+            if not self._only_followed(ask, record):
+                self._compare_codes(ask, record)
 
     def _answered(self, ask: Ask) -> None:
         count, finish = ask.judge.count, ask.judge.finish

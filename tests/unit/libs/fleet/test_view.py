@@ -7,7 +7,11 @@ from proto.workers import Heartbeat, Role, WorkerState
 
 
 def beat(
-    incarnation: str = "a" * 16, sequence: int = 1, state: WorkerState = WorkerState.READY
+    incarnation: str = "a" * 16,
+    sequence: int = 1,
+    state: WorkerState = WorkerState.READY,
+    *,
+    sent_ms: int = 0,
 ) -> Heartbeat:
     return Heartbeat(
         role=Role.DECODE,
@@ -15,7 +19,7 @@ def beat(
         incarnation=Incarnation(incarnation),
         version="1",
         sequence=sequence,
-        sent_ms=0,
+        sent_ms=sent_ms,
         state=state,
     )
 
@@ -88,3 +92,33 @@ def test_who_hears_nobody_has_not_been_listening() -> None:
     assert fleet.listening_s(5.0 + SUSPECT_S) == 0
     fleet.hear(beat("b" * 16), 20.0)
     assert fleet.listening_s(21.0) == 1.0
+
+
+def test_a_late_copy_of_the_dead_does_not_bury_the_living() -> None:
+    """Who began to listen after a restart is not misled by a heartbeat from before it."""
+    fleet = Fleet()
+    fleet.hear(beat("b" * 16, sent_ms=9_000), 0.0)
+    assert fleet.hear(beat("a" * 16, 7, sent_ms=4_000), 0.1) is None
+    assert [m.heartbeat.incarnation for m in fleet.usable(0.2)] == ["b" * 16]
+    fleet.hear(beat("b" * 16, 2, sent_ms=10_000), 1.0)
+    assert fleet.health(Incarnation("b" * 16), 1.0) is Health.ALIVE
+
+
+def test_who_was_buried_by_mistake_comes_back() -> None:
+    """An incarnation that has sent later than its supposed successor lives."""
+    fleet = Fleet()
+    fleet.hear(beat("b" * 16, sent_ms=9_000), 0.0)
+    fleet.hear(beat("a" * 16, 7, sent_ms=4_000), DEAD_S)
+    assert fleet.health(Incarnation("b" * 16), DEAD_S) is Health.DEAD
+    assert fleet.hear(beat("b" * 16, 8, sent_ms=16_000), DEAD_S + 1)
+    assert [m.heartbeat.incarnation for m in fleet.usable(DEAD_S + 1)] == ["b" * 16]
+    assert fleet.health(Incarnation("a" * 16), DEAD_S + 1) is Health.DEAD
+
+
+def test_a_clock_that_was_set_back_delays_a_successor_only_until_the_old_one_is_dead() -> None:
+    """A new life with an earlier time is taken in once its predecessor has been silent."""
+    fleet = Fleet()
+    fleet.hear(beat("a" * 16, 9, sent_ms=9_000_000), 0.0)
+    assert fleet.hear(beat("b" * 16, 1, sent_ms=1_000), 1.0) is None
+    assert fleet.hear(beat("b" * 16, 6, sent_ms=6_000), DEAD_S)
+    assert [m.heartbeat.incarnation for m in fleet.usable(DEAD_S)] == ["b" * 16]
