@@ -67,13 +67,13 @@ class Fleet:
     def hear(self, heartbeat: Heartbeat, now_s: float) -> Member | None:
         """Take in a heartbeat; return the member, or None if it is stale.
 
-        A heartbeat of an incarnation that has a successor, or that is older than the last one, is
+        A heartbeat that is older than the last one, or from a life of its process that is over, is
         a late copy and says nothing.
         """
         if now_s - self._heard_s >= SUSPECT_S:
             self._listening_since_s = now_s
         self._heard_s = now_s
-        if heartbeat.incarnation in self._gone:
+        if self._is_over(heartbeat, now_s):
             return None
         known = self._members.get(heartbeat.incarnation)
         if known is not None and heartbeat.sequence <= known.heartbeat.sequence:
@@ -82,10 +82,29 @@ class Fleet:
         if before is not None and before != heartbeat.incarnation:
             self._members.pop(before, None)
             self._gone[before] = now_s
+        self._gone.pop(heartbeat.incarnation, None)
         member = Member(heartbeat, now_s)
         self._members[heartbeat.incarnation] = member
         self._newest[heartbeat.instance] = heartbeat.incarnation
         return member
+
+    def _is_over(self, heartbeat: Heartbeat, now_s: float) -> bool:
+        """Return whether the incarnation that a heartbeat comes from has a successor.
+
+        Of two incarnations the one that has sent last lives. Who has just begun to listen may hear
+        a late copy of the dead one after the living one.
+        """
+        buried = heartbeat.incarnation in self._gone
+        newest = self._newest.get(heartbeat.instance)
+        member = self._members.get(newest) if newest is not None else None
+        if member is None or newest == heartbeat.incarnation:
+            return buried
+        if heartbeat.sent_ms > member.heartbeat.sent_ms:
+            return False
+        if heartbeat.sent_ms == member.heartbeat.sent_ms:
+            return buried
+        # A clock that was set back must not keep a successor out for long.
+        return buried or member.health(now_s) is not Health.DEAD
 
     def forget(self, now_s: float) -> None:
         """Drop what has been silent for a minute."""

@@ -37,6 +37,7 @@ _STATUS = "Status"
 _END_OF_PAGE = "204"
 _NO_MESSAGES = "404"
 _NO_RESPONDERS = "503"
+_PAGE_TIMEOUT_S = 3.0
 _TRY_TIMEOUT_S = 2.0
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 0.5
@@ -246,7 +247,10 @@ async def read_stream(
         if left <= 0:
             raise RequestTimeout(f"reading {stream} took too long")
         body: dict[str, Any] = {"seq": sequence, "batch": _PAGE, "next_by_subj": subject}
-        page = await ask_page(link, f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), left)
+        # A page whose answer was lost with the connection never comes.
+        patience_s = min(left, _PAGE_TIMEOUT_S)
+        asked = json.dumps(body).encode()
+        page = await ask_page(link, f"$JS.API.DIRECT.GET.{stream}", asked, patience_s)
         for msg in page:
             yield msg
         # A page ends early at the end of the stream, or at the server's limit of bytes.

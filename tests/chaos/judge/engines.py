@@ -35,7 +35,10 @@ def check_engines(evidence: Evidence, verdict: Verdict) -> None:
         verdict.violate("I6", f"{computed} prompt tokens computed, {submitted} submitted")
     kills = Counter(s.target for s in evidence.strikes if s.is_kill and "host" not in s.kind)
     for slot, restarts in evidence.restarts.items():
-        if restarts != kills[slot]:
+        if restarts > kills[slot] > 0:
+            # What starts while the bus is away may end with a plain reason, and start again.
+            verdict.remarks["restarts of what was not ready again yet"] += restarts - kills[slot]
+        elif restarts != kills[slot]:
             verdict.violate("survivor", f"{slot}: {restarts} restarts, {kills[slot]} kills")
     for text in evidence.late:
         verdict.violate("ready", f"not ready at rest: {text}")
