@@ -58,6 +58,8 @@ class Claims:
 def _check(record: RequestRecord, ask: Claim) -> None:
     if record.ended:
         raise PdbusError(ErrorCode.CANCELLED, f"the request is {record.state}")
+    if record.attempt < ask.attempt:
+        raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "this reader lags behind the writer")
     placement = record.placement
     if record.attempt != ask.attempt or placement is None:
         raise PdbusError(ErrorCode.STALE_ATTEMPT, f"attempt {record.attempt} is the newest")

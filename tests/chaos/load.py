@@ -17,9 +17,9 @@ from tests.support.http_client import Exchange, Reply, chat_body
 __all__ = ["Ask", "Load", "Mix", "Told"]
 
 PATH = "/v1/chat/completions"
-_SMALL = 4096
+_SMALL = 1024
 _LONG_TOKENS = 1_500
-_STUCK_S = 18.0
+_STUCK_S = 17.0
 _BACK_OFF_S = 1.0
 _WORDS = ("river", "lantern", "copper", "meadow", "signal", "harbor", "winter", "velvet", "engine")
 

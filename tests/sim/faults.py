@@ -236,7 +236,7 @@ class FaultScript:
         rng = self._world.rng
         if fault.other == "little":
             # So little that no client should notice.
-            loss = Loss(drop=0.04, duplicate=0.3, delay_s=0.02, only=fault.target)
+            loss = Loss(drop=0.025, duplicate=0.3, delay_s=0.02, only=fault.target)
         elif fault.other == "copies":
             loss = Loss(duplicate=0.5, stale=0.3, only=fault.target)
         else:

@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["Exchange", "Reply", "chat_body", "get", "post"]
 
-_SMALL_SEGMENT = 536
+_SMALL_SEGMENT = 200
 
 
 def chat_body(text: str, **fields: Any) -> dict[str, Any]:
@@ -40,9 +40,9 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The JSON of all SSE events; `[DONE]` stands as that text."""
+        """The JSON of all SSE events that came whole; `[DONE]` stands as that text."""
         found: list[Any] = []
-        for frame in self.body.split(b"\n\n"):
+        for frame in self.body.split(b"\n\n")[:-1]:
             if frame.startswith(b"data: "):
                 data = frame.removeprefix(b"data: ")
                 found.append("[DONE]" if data == b"[DONE]" else json.loads(data))

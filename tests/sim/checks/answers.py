@@ -175,7 +175,12 @@ class Answers:
         if ending is Ending.FAILED and state is RequestState.CANCELLED and ask.code not in told:
             if self._only_followed(ask, record):
                 return None
-            return f"failed with {ask.code}, and the record says cancelled"
+            text = f"failed with {ask.code}, and the record says cancelled"
+            if ask.rid in self._world.operator.cancelled:
+                # Something else may have broken the stream before the news came.
+                self._world.unless_parted("I2", f"{ask.rid}: {text}")
+                return None
+            return text
         if ending is Ending.REFUSED and ask.plan.key is None:
             return f"refused, and there is a record: {state}"
         return None

@@ -58,7 +58,8 @@ class Leases:
         for job in engine.jobs:
             rid = RequestId(job[:26])
             ended = self._world.checks.records.ended_s.get(rid)
-            if ended is not None and now > max(ended, quiet) + _STOP_BOUND_S:
+            bound = _STOP_BOUND_S + self._world.scenario.linger_s
+            if ended is not None and now > max(ended, quiet) + bound:
                 self._world.once("I7", f"{rid}: {process.name} still runs {job}")
 
     def _watch_leases(self, process: SimProcess) -> None:

@@ -43,9 +43,19 @@ def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any
     return _admit(self, rid, attempt, card, not_after_ms)
 
 
+_check = claims._check
+
+
+def _never_late(record: Any, ask: Any) -> None:
+    if record.attempt < ask.attempt and not record.ended:
+        raise PdbusError(ErrorCode.STALE_ATTEMPT, "it is another")
+    _check(record, ask)
+
+
 ROUTED: dict[str, Mutant] = {
     "claims are not asked for": mutant("I4", 0, (decode_module, "claim", nothing)),
     "claims are granted to anybody": mutant("I2 I4", 0, (claims, "_check", lambda *_: None)),
+    "a late read counts as a newer attempt": mutant("I7 I2", 0, (claims, "_check", _never_late)),
     "a stale place is obeyed": mutant(
         # Tombstones alone would refuse its reservation.
         "I4",
