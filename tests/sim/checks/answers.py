@@ -90,9 +90,12 @@ class Answers:
         wrong = self._disagree(ask, record)
         if wrong:
             self._violate("I2", f"{ask.rid}: client {ask.plan.number} {wrong}")
-        elif record.state is RequestState.FAILED and record.error is not ask.code:
-            if not self._only_followed(ask, record):
-                self._compare_codes(ask, record)
+        elif (
+            record.state is RequestState.FAILED
+            and record.error is not ask.code
+            and not self._only_followed(ask, record)
+        ):
+            self._compare_codes(ask, record)
 
     def _answered(self, ask: Ask) -> None:
         count, finish = ask.judge.count, ask.judge.finish
@@ -160,7 +163,9 @@ class Answers:
             text = f"{ask.rid}: failed with {ask.code}, and the record says {record.error}"
             self._world.unless_parted("I2", text)
 
-    def _disagree(self, ask: Ask, record: RequestRecord) -> str | None:
+    def _disagree(  # noqa: PLR0911 - one return for each pair of ends
+        self, ask: Ask, record: RequestRecord
+    ) -> str | None:
         """Return how the client's end and the record's differ, or None."""
         state, ending = record.state, ask.ending
         if state not in TERMINAL:
