@@ -280,7 +280,7 @@ async def queue_is(product: Product, length: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "clients"),
-    [(6.0, 40), pytest.param(60.0, 200, marks=[pytest.mark.slow, pytest.mark.timeout(180)])],
+    [(5.0, 40), pytest.param(60.0, 200, marks=[pytest.mark.slow, pytest.mark.timeout(180)])],
 )
 async def test_a_storm_of_leaving_clients(product: Product, seconds: float, clients: int) -> None:
     """CAN-06: many clients, a third leaves at any moment; after it all is at base, and counted."""

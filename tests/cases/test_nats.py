@@ -358,7 +358,7 @@ async def test_nobody_works(product: Product, stack: LooseStack) -> None:
 @pytest.mark.parametrize(
     ("way", "seconds"),
     [
-        ("terminate", 5.0),
+        ("terminate", 4.0),
         pytest.param("kill", 90.0, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )

@@ -1,6 +1,6 @@
 """PD-*: the hand-off from prefill to decode, and its failures.
 
-Most run on two pairs. Decode can hold longer prompts than prefill, and a request has six seconds.
+Most run on two pairs. Decode can hold longer prompts than prefill, and a request has five seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-DEADLINE_S = 6.0
+DEADLINE_S = 5.0
 PREFILL_TOKENS = 2048
 """What prefill can hold; decode can hold more."""
 
@@ -306,7 +306,7 @@ async def fill_budget(product: Product) -> None:
 
 
 @pytest.mark.parametrize(
-    "seconds", [10.0, pytest.param(180.0, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+    "seconds", [8.0, pytest.param(180.0, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 )
 async def test_churn_leaves_no_request_behind(
     product: Product, stack: RunningStack, seconds: float

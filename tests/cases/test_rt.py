@@ -31,8 +31,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-DEADLINE_S = 7.0
-SLOW_S = 4.0
+DEADLINE_S = 6.0
+SLOW_S = 3.5
 """How long a slow prompt takes: longer than any silence after which a worker is asked or given up.
 """
 
