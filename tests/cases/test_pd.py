@@ -182,6 +182,7 @@ async def test_a_transfer_that_was_lost_once_is_tried_again(
     product: Product, oracle: Oracle
 ) -> None:
     """PD-03: a hand-off that failed before the first token is made again, within the budget."""
+    await fill_budget(product)
     replies = [await product.ask("lost once", 12) for _ in range(2)]
     right = oracle.say(oracle.answer(oracle.prompt("lost once"), 12))
     assert [reply.text for reply in replies] == [right, right]

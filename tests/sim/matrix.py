@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from proto.ids import RequestId
 from tests.sim.progress import Standing
 from tests.sim.scenario import Fault, State
-from tests.sim.scenario.cells import CELLS, ROWS
+from tests.sim.scenario.cells import CELLS, ROWS, Cell
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-__all__ = ["Cell", "Matrix", "missing", "table"]
-
-Cell = tuple[str, State]
+__all__ = ["Matrix", "missing", "table"]
 
 _LONG_OUTAGE_S = 4.0
 """Longer than a stream survives without a bus."""

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.sim.matrix import Cell, missing, table
+from tests.sim.matrix import missing, table
+from tests.sim.scenario.cells import Cell
 from tests.sim.world import Outcome
 
 __all__ = ["Tally", "summary", "tell"]

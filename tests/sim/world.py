@@ -19,12 +19,13 @@ from tests.sim.client import Ask, Ending
 from tests.sim.faults import FaultScript
 from tests.sim.kernel import Deadlock, SimLoop, StepLimit, Trace, Violation
 from tests.sim.kernel.logs import logs_into
-from tests.sim.matrix import Cell, Matrix
+from tests.sim.matrix import Matrix
 from tests.sim.operators import Operator
 from tests.sim.ports import SimDataPlane, SimLedger, SimNetwork
 from tests.sim.process import Life, SimProcess
 from tests.sim.progress import Progress
 from tests.sim.scenario import AskPlan, Body, Scenario, draw
+from tests.sim.scenario.cells import Cell
 
 __all__ = ["Outcome", "World", "run_seed"]
 

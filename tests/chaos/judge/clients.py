@@ -11,6 +11,7 @@ from tests.chaos.load import Told
 __all__ = ["check_clients", "outcome_of"]
 
 _BOUND_S = 10.0
+_REFUSED = 400
 
 
 def outcome_of(told: Told) -> str:
@@ -100,6 +101,9 @@ def _check_broken(evidence: Evidence, told: Told, verdict: Verdict) -> None:
         verdict.violate("I1", f"{_name(told)}: ended without an end: {told.reply.body[-200:]!r}")
     elif told.manner.pace == "stuck":
         verdict.remark("stuck readers that were given up")
+    elif told.manner.pace and told.reply.status >= _REFUSED:
+        # The gateway refuses before it has read a body that comes in small segments.
+        verdict.remark("refusals that the reset of an unread body has cut")
     else:
         verdict.violate("I2", f"{_name(told)}: the connection broke after {told.reply.status}")
 

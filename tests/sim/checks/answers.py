@@ -90,11 +90,7 @@ class Answers:
         wrong = self._disagree(ask, record)
         if wrong:
             self._violate("I2", f"{ask.rid}: client {ask.plan.number} {wrong}")
-        elif (
-            record.state is RequestState.FAILED
-            and record.error is not ask.code
-            and not self._only_followed(ask, record)
-        ):
+        elif ask.ending is Ending.FAILED:
             self._compare_codes(ask, record)
 
     def _answered(self, ask: Ask) -> None:
@@ -111,7 +107,7 @@ class Answers:
         usage = record.usage
         if record.state is not RequestState.DONE or usage is None:
             return
-        if usage.completion_tokens < len(ask.got):
+        if usage.completion_tokens < len(ask.got) and ask.code is not ErrorCode.STREAM_GAP:
             self._violate("I1", f"{ask.rid}: {len(ask.got)} tokens given, {usage} in the ledger")
 
     def _check_time(self, ask: Ask) -> None:
@@ -157,38 +153,33 @@ class Answers:
         record = self._world.checks.records.now.get(ask.rid)
         return record is not None and record.state is RequestState.CANCELLED
 
-    def _compare_codes(self, ask: Ask, record: RequestRecord) -> None:
-        """A gateway that could not reach the ledger leaves the ending to cleanup, with its code."""
-        if ask.ending is Ending.FAILED:
-            text = f"{ask.rid}: failed with {ask.code}, and the record says {record.error}"
-            self._world.unless_parted("I2", text)
-
-    def _disagree(  # noqa: PLR0911 - one return for each pair of ends
-        self, ask: Ask, record: RequestRecord
-    ) -> str | None:
+    def _disagree(self, ask: Ask, record: RequestRecord) -> str | None:
         """Return how the client's end and the record's differ, or None."""
         state, ending = record.state, ask.ending
         if state not in TERMINAL:
             return f"ends as {state}"
         if ending is Ending.ANSWERED and state is not RequestState.DONE:
             return f"answered, and the record says {state} {record.error}"
-        if ending is Ending.FAILED and state is RequestState.DONE:
-            if self._only_followed(ask, record):
-                return None
-            return f"failed with {ask.code}, and the record says done"
-        told = {ErrorCode.CANCELLED, ErrorCode.DRAINING}
-        if ending is Ending.FAILED and state is RequestState.CANCELLED and ask.code not in told:
-            if self._only_followed(ask, record):
-                return None
-            text = f"failed with {ask.code}, and the record says cancelled"
-            if ask.rid in self._world.operator.cancelled:
-                # Something else may have broken the stream before the news came.
-                self._world.unless_parted("I2", f"{ask.rid}: {text}")
-                return None
-            return text
         if ending is Ending.REFUSED and ask.plan.key is None:
             return f"refused, and there is a record: {state}"
+        done = ending is Ending.FAILED and state is RequestState.DONE
+        if done and not self._only_followed(ask, record):
+            return f"failed with {ask.code}, and the record says done"
         return None
+
+    def _compare_codes(self, ask: Ask, record: RequestRecord) -> None:
+        """Client and record name the same cause, unless something came between them.
+
+        A gateway that could not reach the ledger leaves the ending to cleanup, with its code.
+        """
+        cancelled = {ErrorCode.CANCELLED, ErrorCode.DRAINING}
+        same = record.error is ask.code
+        if record.state is RequestState.CANCELLED:
+            same = ask.code in cancelled
+        if same or record.state is RequestState.DONE or self._only_followed(ask, record):
+            return
+        text = f"{ask.rid}: failed with {ask.code}, and the record says {record.error}"
+        self._world.unless_parted("I2", text)
 
     def _only_followed(self, ask: Ask, record: RequestRecord) -> bool:
         """Return whether a client read at a gateway that did not own the request at its end.

@@ -19,6 +19,7 @@ _COUNTS = {
     "isolated": 3,
     "forgotten": 3,
     "gentle": 8,
+    "hurried": 6,
     "guests": 2,
     "orphaned": 2,
     "echo": 4,
@@ -38,6 +39,8 @@ def draw_asks(rng: random.Random, frame: Frame) -> tuple[AskPlan, ...]:
             asks += _shared(rng, shape, plan)
         elif shape in {"storm", "echo"}:
             asks.append(plan)
+        elif shape == "late" and rng.random() < 0.5:
+            asks += _shared(rng, shape, replace(plan, body=replace(plan.body, temperature=1.0)))
         elif shape in _ALL_KEYED or rng.random() < _KEYED:
             asks += _keyed(rng, shape, plan)
         else:
@@ -62,6 +65,9 @@ def _plan(rng: random.Random, frame: Frame, number: int, place: int) -> AskPlan:
     elif shape in _LASTING:
         body = replace(body, prompt_tokens=body.prompt_tokens % 40 + 1)
         deadline_s = 32.0
+        if shape == "orphaned" and rng.random() < 0.5:
+            # Over before anybody has noticed that its gateway is gone.
+            body = replace(body, max_tokens=body.max_tokens % 20 + 1, no_stop=False, penalty=0.0)
     return AskPlan(
         number=place,
         at_s=frame.first_s + rng.random() * frame.span_s,

@@ -6,7 +6,10 @@ import random
 
 from tests.sim.scenario.plan import Fault, State, When
 
-__all__ = ["CELLS", "ROWS", "duration", "steered"]
+__all__ = ["CELLS", "ROWS", "Cell", "duration", "steered"]
+
+Cell = tuple[str, State]
+"""A row, and the state of a request."""
 
 _ROLES = ("gateway", "router", "prefill", "decode", "cleanup")
 
@@ -30,7 +33,7 @@ ROWS: tuple[str, ...] = (
 _NONE = {("client leaves", State.S6)}
 """There is no client any more."""
 
-CELLS: tuple[tuple[str, State], ...] = tuple(
+CELLS: tuple[Cell, ...] = tuple(
     (row, state) for row in ROWS for state in State if (row, state) not in _NONE
 )
 

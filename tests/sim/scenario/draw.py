@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.sim.scenario.asks import draw_asks
-from tests.sim.scenario.cells import CELLS, steered
+from tests.sim.scenario.cells import CELLS, Cell, steered
 from tests.sim.scenario.plan import Fault, Frame, Scenario
 from tests.sim.scenario.random_faults import SHAPED, random_fault
 
@@ -15,21 +15,23 @@ _HEAL_S = 16.0
 _LONG_HEAL_S = 32.0
 _FORGOTTEN_S = 58.0
 _STEP = 8
-"""Neighbouring seeds look at cells that lie apart."""
+"""Neighbours look at cells that lie apart."""
 
 SHAPES = {
-    "usual": (47, "up to four faults, one of them at a chosen moment of a request"),
-    "quiet": (6, "nothing goes wrong"),
+    "usual": (38, "up to four faults, one of them at a chosen moment of a request"),
+    "quiet": (5, "nothing goes wrong"),
     "guests": (4, "the first reader of a key leaves, others read on at the other gateway"),
     "gentle": (6, "a rolling restart with time for what runs"),
-    "lossy": (5, "a few stream messages are lost, doubled, late"),
-    "late": (6, "old copies of control messages arrive, while attempts fail"),
+    "hurried": (3, "workers shut down before their work has ended"),
+    "operated": (3, "operators cancel, through a gateway or in the ledger"),
+    "lossy": (6, "a few stream messages are lost, doubled, late"),
+    "late": (9, "old copies of control messages arrive, or old records are read"),
     "echo": (3, "a decode is silent for so long that it counts as lost, and goes on"),
-    "storm": (5, "many requests at one gateway, and their decodes die"),
-    "orphaned": (5, "a gateway dies, and others read what it owned"),
+    "storm": (4, "many requests at one gateway, and their decodes die"),
+    "orphaned": (7, "a gateway dies, and others read what it owned"),
     "isolated": (4, "a process is cut off for longer than anybody waits"),
     "mixed": (6, "workers of two versions"),
-    "forgotten": (3, "a key comes back after its failure has been forgotten"),
+    "forgotten": (2, "a key comes back after its failure has been forgotten"),
 }
 """Kinds of worlds: how many in a hundred, and what they are."""
 
@@ -42,13 +44,24 @@ _FIELDS = (
 """All of the card but the model's name, which would be another model."""
 
 
+def _schedule() -> tuple[str, ...]:
+    """Return the kinds of a hundred seeds in a row."""
+    kinds = [shape for shape, (weight, _) in SHAPES.items() for _ in range(weight)]
+    random.Random("schedule").shuffle(kinds)
+    return tuple(kinds)
+
+
+_SCHEDULE = _schedule()
+
+
 def draw(seed: int) -> Scenario:
     """Return the world of a seed."""
     rng = random.Random(f"scenario {seed}")
-    shape = rng.choices(list(SHAPES), [weight for weight, _ in SHAPES.values()])[0]
+    shape = _SCHEDULE[seed % len(_SCHEDULE)]
     frame = _frame(rng, shape)
     odd_field, odd = _versions(rng, frame)
     slow = shape in {"isolated", "guests", "orphaned", "echo"}
+    linger_s = 3.5 if shape == "hurried" else rng.choice((0.0, 0.0, 0.5, 1.5, 3.5, 3.5))
     return Scenario(
         seed=seed,
         shape=shape,
@@ -60,7 +73,7 @@ def draw(seed: int) -> Scenario:
         heal_s=frame.heal_s,
         step_s=rng.uniform(0.06, 0.1) if slow else 10 ** rng.uniform(-1.8, -1.0),
         prefill_tokens_s=10 ** rng.uniform(2.0, 3.5),
-        linger_s=rng.choice((0.0, 0.0, 0.5, 1.5, 3.5, 3.5)),
+        linger_s=linger_s,
         odd_field=odd_field,
         odd=odd,
     )
@@ -73,8 +86,8 @@ def _frame(rng: random.Random, shape: str) -> Frame:
     long = shape == "usual" and rng.random() < 1 / 7
     first_s = rng.uniform(3.0, 10.0 - span_s)
     heal_s = _HEAL_S
-    if shape == "gentle":
-        first_s, span_s = 3.5, 14.0
+    if shape in {"gentle", "hurried"}:
+        first_s, span_s = 3.5, 14.0 if shape == "gentle" else 4.0
     elif shape in {"storm", "orphaned", "guests", "isolated", "echo"}:
         first_s, span_s = 3.5, 0.5
     if long or shape in {"gentle", "isolated", "guests", "orphaned"}:
@@ -117,6 +130,13 @@ def _faults(rng: random.Random, seed: int, frame: Frame) -> tuple[Fault, ...]:
     if frame.shape == "mixed":
         return tuple(random_fault(rng, frame) for _ in range(rng.randint(1, 3)))
     more = rng.choice((0, 0, 1, 1, 2, 3))
-    row, state = CELLS[seed * _STEP % len(CELLS)]
+    row, state = _cell(seed)
     first = steered(rng, row, state, frame.most)
     return (first, *(random_fault(rng, frame) for _ in range(more)))
+
+
+def _cell(seed: int) -> Cell:
+    """Return the cell that a usual world looks at: one after the other, far ones next."""
+    rounds, place = divmod(seed, len(_SCHEDULE))
+    usual = rounds * _SCHEDULE.count("usual") + _SCHEDULE[:place].count("usual")
+    return CELLS[usual * _STEP % len(CELLS)]

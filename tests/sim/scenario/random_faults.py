@@ -76,8 +76,10 @@ def _lossy(_rng: random.Random, frame: Frame) -> tuple[Fault, ...]:
 
 
 def _late(rng: random.Random, frame: Frame) -> tuple[Fault, ...]:
-    """Let old copies of control messages arrive, and attempts fail meanwhile."""
+    """Let old copies of control messages arrive, or old records be read, as attempts fail."""
     late = Fault("loss", frame.first_s, 8.0, rng.choice(_CONTROL), other="copies")
+    if rng.random() < 0.25:
+        return (Fault("store", frame.first_s - 0.5, 8.0, value=rng.random()),)
     row = rng.choice(("decode engine dies", "prefill engine dies", "decode killed"))
     state = rng.choice((State.S3, State.S5))
     return late, steered(rng, row, state, 0.0), steered(rng, "client leaves", State.S2, 0.0)
@@ -99,12 +101,12 @@ def _orphaned(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
     when = When(rng.choice((State.S3, State.S5, State.S5)), rng.choice((0, 1)), rng.random() * 2)
     lasting = rng.uniform(6.0, 9.0)
     first = Fault(kind, 0.0, lasting, "gateway", value=0.0, flag=rng.random() < 0.5, when=when)
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         return (first,)
-    # The new owner loses its attempt too.
-    row = rng.choice(("decode engine dies", "decode killed"))
-    second = steered(rng, row, State.S5, 0.0)
-    return first, Fault(second.kind, 0.0, 0.5, "decode", when=When(State.S5, 0, 7.0))
+    # The new owner loses its attempt too, or never finds it.
+    kind = rng.choice(("engine", "crash"))
+    after_s = rng.choice((3.0, 7.0))
+    return first, Fault(kind, 0.0, 0.5, "decode", when=When(State.S5, 0, after_s))
 
 
 def _echo(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
@@ -113,6 +115,38 @@ def _echo(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
     when = When(State.S5, rng.choice((0, 1, 2)), rng.random() * 0.5)
     silent_s = rng.uniform(3.3, 5.0)
     return (Fault(kind, 0.0, silent_s, "decode", "unnoticed", flag=kind == "cut", when=when),)
+
+
+def _hurried(rng: random.Random, frame: Frame) -> tuple[Fault, ...]:
+    """Shut workers down, each while a request of its own runs."""
+    del frame
+    roles = rng.sample(("prefill", "decode", "decode"), 2)
+    return tuple(
+        Fault(
+            "drain",
+            0.0,
+            rng.uniform(0.0, 0.5),
+            role,
+            flag=rng.random() < 0.5,
+            when=When(State.S3 if role == "prefill" else State.S5, place, 0.0),
+        )
+        for place, role in enumerate(roles)
+    )
+
+
+def _operated(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
+    """Cancel some requests, each in a state of its own."""
+    return tuple(
+        Fault(
+            "cancel",
+            0.0,
+            0.0,
+            value=0.0,
+            flag=rng.random() < 0.6,
+            when=When(rng.choice(list(State)), rng.randrange(3), rng.random() * 0.1),
+        )
+        for _ in range(rng.randint(1, 4))
+    )
 
 
 def _isolated(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
@@ -141,6 +175,8 @@ SHAPED: dict[str, Callable[[random.Random, Frame], tuple[Fault, ...]]] = {
     "storm": _storm,
     "orphaned": _orphaned,
     "echo": _echo,
+    "hurried": _hurried,
+    "operated": _operated,
     "isolated": _isolated,
 }
 """The faults of worlds that are not drawn freely."""
