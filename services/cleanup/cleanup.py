@@ -34,7 +34,7 @@ from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
 from proto.ledger import RequestRecord
 from proto.workers import LeaseSide, Role, WorkerRef, WorkerState
 from services.cleanup.endings import Endings
-from services.cleanup.proofs import proved_free
+from services.cleanup.proofs import lease_of, proved_free
 from services.cleanup.watch import Evidence, LeaseWatch, Watched
 
 __all__ = ["CleanupService"]
@@ -143,7 +143,7 @@ class CleanupService:
             ordered=watched is not None and watched.ordered_s is not None,
             lease=watched.ref.lease if watched is not None else lease,
         )
-        self._endings.freed(rid, attempt, side)
+        self._endings.freed(rid, watched.ref.lease if watched is not None else lease)
 
     def _hears(self, now_s: float) -> bool:
         """Return whether silence proves anything: not while deaf, nor shortly after that."""
@@ -217,7 +217,8 @@ class CleanupService:
         known = {LeaseSide.SRC: cleaned.src, LeaseSide.DST: cleaned.dst}
         for side, evidence in proved_free(record, self.fleet, now).items():
             if not known[side]:
-                self._prove(record.rid, record.attempt, side, None, evidence)
+                lease = lease_of(record, side) or ""
+                self._prove(record.rid, record.attempt, side, None, evidence, lease)
 
     async def _reconcile(self) -> None:
         while True:

@@ -14,8 +14,9 @@ from proto.control import Cancel
 from proto.errors import ErrorCode
 from proto.events import EventKind
 from proto.ids import RequestId
-from proto.ledger import Cleaned, Mode, RequestRecord, RequestState
+from proto.ledger import Cleaned, RequestRecord, RequestState
 from proto.workers import LeaseSide
+from services.cleanup.proofs import lease_of
 
 __all__ = ["Endings"]
 
@@ -47,13 +48,13 @@ class Endings:
         self._clock = clock
         self._fleet = fleet
         self._chronicle = chronicle
-        self._freed: dict[RequestId, set[tuple[int, LeaseSide]]] = {}
+        self._freed: dict[RequestId, set[str]] = {}
         self._orphan_ms: dict[RequestId, int] = {}
         self._readable_s = clock.monotonic()
 
-    def freed(self, rid: RequestId, attempt: int, side: LeaseSide) -> None:
-        """Take in that one side of an attempt is proved free."""
-        self._freed.setdefault(rid, set()).add((attempt, side))
+    def freed(self, rid: RequestId, lease: str) -> None:
+        """Take in that a lease is proved free; an empty name where there never was one."""
+        self._freed.setdefault(rid, set()).add(lease)
         while len(self._freed) > _MOST:
             self._freed.pop(next(iter(self._freed)))
 
@@ -63,21 +64,21 @@ class Endings:
 
     async def settle(self) -> None:
         """Write `cleaned` into the records of ended requests whose sides are proved free."""
-        for rid, sides in list(self._freed.items()):
+        for rid, leases in list(self._freed.items()):
             try:
                 found = await self._store.get(rid)
                 if found is None:
                     self._freed.pop(rid, None)
                 elif found.value.ended:
                     self._freed.pop(rid, None)
-                    cleaned = _cleaned(found.value, sides)
+                    cleaned = _cleaned(found.value, leases)
                     record = msgspec.structs.replace(found.value, cleaned=cleaned)
                     await self._store.update(rid, record, found.revision)
             except Conflict:
-                self._freed.setdefault(rid, set()).update(sides)
+                self._freed.setdefault(rid, set()).update(leases)
             except (BusDown, RequestTimeout, StoreUnknown):
                 self.ledger_away()
-                self._freed.setdefault(rid, set()).update(sides)
+                self._freed.setdefault(rid, set()).update(leases)
                 return
 
     async def consider(self, record: RequestRecord) -> None:
@@ -129,10 +130,10 @@ class Endings:
         )
 
 
-def _cleaned(record: RequestRecord, freed: set[tuple[int, LeaseSide]]) -> Cleaned:
-    newest = {side for attempt, side in freed if attempt == record.attempt}
-    split = record.placement is not None and record.placement.mode is Mode.DISAGGREGATED
+def _cleaned(record: RequestRecord, freed: set[str]) -> Cleaned:
+    # A reservation that was given back elsewhere says nothing of the place that was taken.
+    src, dst = lease_of(record, LeaseSide.SRC), lease_of(record, LeaseSide.DST)
     return Cleaned(
-        src=record.cleaned.src or LeaseSide.SRC in newest or not split,
-        dst=record.cleaned.dst or LeaseSide.DST in newest,
+        src=record.cleaned.src or src is None or src in freed,
+        dst=record.cleaned.dst or dst is None or dst in freed,
     )

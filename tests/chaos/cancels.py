@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,8 +88,8 @@ async def cancels(folder: Path, count: int, seed: int) -> Cancels:
         return await _judge(load.told, watcher)
 
 
-async def _leave_often(load: Load, rng: random.Random, left: object) -> None:
-    for _ in left:  # type: ignore[attr-defined]
+async def _leave_often(load: Load, rng: random.Random, left: Iterator[int]) -> None:
+    for _ in left:
         ask = load.draw()
         manner = Manner(0, leave="after", leave_s=rng.choice((0.02, 0.15, 0.6, 1.2)) * rng.random())
         if ask.stream and rng.random() < 0.4:

@@ -1,7 +1,7 @@
 """Seeds that once found a bug in a service, and what it was. They are always run.
 
 A seed means a world only for as long as the drawing stays as it is. Each bug below is therefore a
-mutant as well, which proves that some seed would find it again.
+planted one as well: a test shows that its seed still finds it.
 """
 
 from __future__ import annotations
@@ -21,4 +21,16 @@ class Regression:
     reason: str
 
 
-REGRESSIONS: tuple[Regression, ...] = ()
+REGRESSIONS: tuple[Regression, ...] = (
+    Regression(
+        696,
+        "a lease given back elsewhere counts",
+        "A decode that gave a reservation back freed the place that another decode had taken: "
+        "cleanup marked the request as clean while it still ran.",
+    ),
+    Regression(
+        1408,
+        "old copies count as signs of life",
+        "Repeated old chunks kept a gateway waiting for a decode that was gone.",
+    ),
+)

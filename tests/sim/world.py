@@ -209,10 +209,9 @@ def run_seed(seed: int, *, graves: bool | None = None, keep: int = 600) -> Outco
     gc.disable()
     world = World(draw(seed))
     world.trace.last = type(world.trace.last)(maxlen=keep)
-    logs_into(world.trace)
     deep = seed % 16 == 0 if graves is None else graves
     try:
-        with warnings.catch_warnings(record=True) as warned:
+        with warnings.catch_warnings(record=True) as warned, logs_into(world.trace):
             warnings.simplefilter("always")
             _run(world, graves=deep)
     finally:

@@ -121,7 +121,9 @@ class Follower:
             if not self._attached:
                 # The replay that attaches brings it again.
                 return []
-            self._decode_heard_s = now
+            if message.offset + message.count >= self._assembler.next:
+                # An old copy says nothing of whether its sender still lives.
+                self._decode_heard_s = now
             # The first token proves that prefill has done its part.
             self._prefill_done = True
             return self._assembler.accept(message)

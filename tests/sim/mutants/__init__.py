@@ -7,10 +7,11 @@ from tests.sim.mutants.cleaning import CLEANING
 from tests.sim.mutants.keyed import KEYED
 from tests.sim.mutants.owned import OWNED
 from tests.sim.mutants.plant import Mutant, first_kill, planted
+from tests.sim.mutants.rare import RARE
 from tests.sim.mutants.routed import ROUTED
 from tests.sim.mutants.streamed import STREAMED
 from tests.sim.mutants.working import WORKING
 
-__all__ = ["MUTANTS", "Mutant", "first_kill", "planted"]
+__all__ = ["MUTANTS", "RARE", "Mutant", "first_kill", "planted"]
 
 MUTANTS: dict[str, Mutant] = {**STREAMED, **OWNED, **KEYED, **ROUTED, **WORKING, **CLEANING}

@@ -40,5 +40,5 @@ CLEANING: dict[str, Mutant] = {
     "one free side counts for both": mutant(
         "I3", 0, (endings, "_cleaned", lambda *_: Cleaned(src=True, dst=True))
     ),
-    "silence proves nothing": mutant("cleaned", 0, (cleanup_room, "proved_free", lambda *_: {})),
+    "silence proves nothing": mutant("cleaned", 12, (cleanup_room, "proved_free", lambda *_: {})),
 }

@@ -44,10 +44,10 @@ KEYED: dict[str, Mutant] = {
     "keys are shared by tenants": mutant(
         "I8 I10", 0, (coordinator, "keyed_request_id", _of_anybody)
     ),
-    "bodies are not compared": mutant("I8", 0, (coordinator, "_check_digest", lambda *_: None)),
+    "bodies are not compared": mutant("I8", 3, (coordinator, "_check_digest", lambda *_: None)),
     "results are not kept": mutant("I8", 0, (live, "keep_result", nothing)),
-    "nobody may come back": mutant("I8", 0, (LiveCall, "_linger", _leave_at_once)),
-    "holds are not heard": mutant("I8", 0, (LiveCall, "hold", lambda *_: None)),
-    "a failure is forgotten at once": mutant("I8", 0, (coordinator, "_FORGET_FAILURE_MS", 0)),
-    "a cancelled key begins anew": mutant("I8", 0, (Coordinator, "_ended", _cancelled_anew)),
+    "nobody may come back": mutant("I8", 11, (LiveCall, "_linger", _leave_at_once)),
+    "holds are not heard": mutant("I8", 11, (LiveCall, "hold", lambda *_: None)),
+    "a failure is forgotten at once": mutant("I8", 1, (coordinator, "_FORGET_FAILURE_MS", 0)),
+    "a cancelled key begins anew": mutant("I8", 2, (Coordinator, "_ended", _cancelled_anew)),
 }

@@ -108,18 +108,18 @@ async def _never_complete(self: Any, attempts: Any, joined: Any, _last: Any = No
 
 
 OWNED: dict[str, Mutant] = {
-    "terminal without compare-and-set": mutant("I2", 0, (Ledger, "_try_end", _end_without_cas)),
+    "terminal without compare-and-set": mutant("I2", 127, (Ledger, "_try_end", _end_without_cas)),
     "the end is not written": mutant("I2", 0, (Endings, "_write", nothing)),
     "a failed call is not written": mutant(
         "I2", 0, (LiveCall, "_undo", _undo_quietly), (CleanupService, "_reconcile", nothing)
     ),
-    "an unknown outcome counts as written": mutant("I2", 0, (Ledger, "accept", _accept_unseen)),
+    "an unknown outcome counts as written": mutant("I2", 38, (Ledger, "accept", _accept_unseen)),
     "a guest writes the ledger": mutant(
-        "I2", 0, (LiveCall, "__init__", _owner_of_all), (Ledger, "_try_end", _end_of_others)
+        "I2", 108, (LiveCall, "__init__", _owner_of_all), (Ledger, "_try_end", _end_of_others)
     ),
     "a living gateway is taken over": mutant("I2", 0, (Guest, "_lost", lambda *_: True)),
     "a complete answer is taken over and goes on": mutant(
-        "I1", 0, (LiveCall, "_complete", _never_complete)
+        "I1", 71, (LiveCall, "_complete", _never_complete)
     ),
-    "taken over without a new epoch": mutant("I2", 0, (Ledger, "take_over", _take_over_quietly)),
+    "taken over without a new epoch": mutant("I2", 5, (Ledger, "take_over", _take_over_quietly)),
 }

@@ -53,9 +53,9 @@ def _never_late(record: Any, ask: Any) -> None:
 
 
 ROUTED: dict[str, Mutant] = {
-    "claims are not asked for": mutant("I4", 0, (decode_module, "claim", nothing)),
-    "claims are granted to anybody": mutant("I2 I4", 0, (claims, "_check", lambda *_: None)),
-    "a late read counts as a newer attempt": mutant("I7 I2", 0, (claims, "_check", _never_late)),
+    "claims are not asked for": mutant("I4", 11, (decode_module, "claim", nothing)),
+    "claims are granted to anybody": mutant("I2 I4", 20, (claims, "_check", lambda *_: None)),
+    "a late read counts as a newer attempt": mutant("I7 I2", 273, (claims, "_check", _never_late)),
     "a stale place is obeyed": mutant(
         # Tombstones alone would refuse its reservation.
         "I4",
@@ -63,10 +63,10 @@ ROUTED: dict[str, Mutant] = {
         (Placing, "_record", _any_attempt),
         (Tombstones, "refuses", lambda *_: False),
     ),
-    "an attempt is placed twice": mutant("I4", 0, (Placing, "_record", _as_unplaced)),
+    "an attempt is placed twice": mutant("I4", 10, (Placing, "_record", _as_unplaced)),
     "versions are not compared": mutant(
         "I9",
-        0,
+        3,
         (candidates_room, "_compatible", lambda *_: True),
         (Worker, "admit", _any_card),
     ),

@@ -119,31 +119,31 @@ def _forget_sources(self: Any, attempt: int) -> None:
 
 
 STREAMED: dict[str, Mutant] = {
-    "no gap check": mutant("I1", 0, (Assembler, "accept", _no_gap_check)),
-    "no offset dedup": mutant("I1", 0, (Assembler, "accept", _no_dedup)),
+    "no gap check": mutant("I1", 8, (Assembler, "accept", _no_gap_check)),
+    "no offset dedup": mutant("I1", 8, (Assembler, "accept", _no_dedup)),
     "no attempt fence at the gateway": mutant(
         "I1 I4",
-        0,
+        214,
         (drive, "new_nonce", _one_nonce),
         (Follower, "_take", _any_attempt),
         (Mailroom, "shut", lambda *_: None),
     ),
     "blind re-prefill after tokens": mutant(
-        "I1", 0, (Recovery, "refusal", _once), (Attempts, "_rest", _all_again)
+        "I1", 1, (Recovery, "refusal", _once), (Attempts, "_rest", _all_again)
     ),
-    "migration with a wrong offset": mutant("I1", 0, (start_room, "_decode_start", _from_zero)),
-    "migration without the emitted tokens": mutant("I1", 0, (Attempts, "_rest", _only_prompt)),
+    "migration with a wrong offset": mutant("I1", 14, (start_room, "_decode_start", _from_zero)),
+    "migration without the emitted tokens": mutant("I1", 14, (Attempts, "_rest", _only_prompt)),
     "migration against the policy": mutant(
-        "policy", 0, (recovery, "why_not_continue", lambda *_, **__: None)
+        "policy", 1, (recovery, "why_not_continue", lambda *_, **__: None)
     ),
-    "no budget of further attempts": mutant("I12", 0, (Budget, "take", lambda *_: True)),
+    "no budget of further attempts": mutant("I12", 44, (Budget, "take", lambda *_: True)),
     "further attempts without end": mutant(
-        "I12", 0, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
+        "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
     "a late reader misses the beginning": mutant("I1", 0, (AnswerLog, "read", _from_now_on)),
-    "a long gap fails the stream": mutant("I2", 0, (Assembler, "accept", _no_patience)),
-    "a guest mixes two attempts": mutant("I1", 0, (Assembler, "begin", _forget_sources)),
+    "a long gap fails the stream": mutant("I2", 62, (Assembler, "accept", _no_patience)),
+    "a guest mixes two attempts": mutant("I1", 164, (Assembler, "begin", _forget_sources)),
     "a lost end is not replayed": mutant(
-        "I2", 0, (DecodeService, "_handle_replay", _without_the_end)
+        "I2", 62, (DecodeService, "_handle_replay", _without_the_end)
     ),
 }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, first_kill
+from tests.sim.mutants import MUTANTS, RARE, first_kill
 from tests.sim.seeds import REGRESSIONS
 
 pytestmark = pytest.mark.sim
@@ -25,7 +25,12 @@ def test_a_planted_bug_is_found(name):
     assert mutant.seed < _MOST
 
 
+@pytest.mark.parametrize("regression", REGRESSIONS, ids=lambda r: r.mutant)
+def test_a_bug_that_was_found_would_be_found_again(regression):
+    """The seed that found it tells, should it come back."""
+    assert first_kill(RARE[regression.mutant], [regression.seed]) is not None
+
+
 def test_there_are_enough_of_them():
-    """The gate has at least fifteen planted bugs, and each bug that was found is one of them."""
+    """The gate has at least fifteen planted bugs."""
     assert len(MUTANTS) >= 15
-    assert {regression.mutant for regression in REGRESSIONS} <= set(MUTANTS)

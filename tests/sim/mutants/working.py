@@ -75,22 +75,22 @@ async def _free_before_the_end(self: Any, timeout_s: float) -> bool:
 
 
 WORKING: dict[str, Mutant] = {
-    "no tombstones": mutant("I7", 0, (Tombstones, "refuses", lambda *_: False)),
+    "no tombstones": mutant("I7", 143, (Tombstones, "refuses", lambda *_: False)),
     "start is not idempotent": mutant(
-        "I6 room internal", 0, (PrefillService, "_handle_start", _start_twice)
+        "I6 room internal", 20, (PrefillService, "_handle_start", _start_twice)
     ),
     "freed without local proof": mutant("I5", 0, (Worker, "abort", _free_at_once)),
     "reservations never expire": mutant(
-        "I3", 0, (Slots, "_expire", nothing), (CleanupService, "_consider", nothing)
+        "I3", 86, (Slots, "_expire", nothing), (CleanupService, "_consider", nothing)
     ),
     "leases outlive their work": mutant("I3", 0, (Worker, "end_lease", lambda *_: None)),
     "aborts do not reach the engine": mutant("I7", 0, (Worker, "_abort_job", nothing)),
-    "an abort hits later attempts": mutant("I7", 0, (Tombstones, "bury", _bury_all)),
-    "a drain forgets running work": mutant("I2", 0, (Worker, "_settled", _settled_at_once)),
-    "a drain is not announced": mutant("drain I2", 0, (Worker, "_become", _become_quietly)),
+    "an abort hits later attempts": mutant("I7", 90, (Tombstones, "bury", _bury_all)),
+    "a drain forgets running work": mutant("I2", 18, (Worker, "_settled", _settled_at_once)),
+    "a drain is not announced": mutant("drain I2", 1, (Worker, "_become", _become_quietly)),
     "a drain frees before the engine has": mutant(
-        "I5", 0, (Worker, "_settled", _free_before_the_end)
+        "I5", 1, (Worker, "_settled", _free_before_the_end)
     ),
-    "whoever is aborted says nothing": mutant("I2", 0, (Speaker, "fail", _say_nothing_of_aborts)),
-    "orphans run on": mutant("I7", 0, (GatewayWatch, "orphaned", lambda *_: False)),
+    "whoever is aborted says nothing": mutant("I2", 122, (Speaker, "fail", _say_nothing_of_aborts)),
+    "orphans run on": mutant("I7", 29, (GatewayWatch, "orphaned", lambda *_: False)),
 }

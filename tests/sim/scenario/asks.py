@@ -39,8 +39,9 @@ def draw_asks(rng: random.Random, frame: Frame) -> tuple[AskPlan, ...]:
             asks += _shared(rng, shape, plan)
         elif shape in {"storm", "echo"}:
             asks.append(plan)
-        elif shape == "late" and rng.random() < 0.5:
-            asks += _shared(rng, shape, replace(plan, body=replace(plan.body, temperature=1.0)))
+        elif shape in {"late", "lossy"} and rng.random() < 0.5:
+            body = replace(plan.body, temperature=1.0) if shape == "late" else plan.body
+            asks += _shared(rng, shape, replace(plan, body=body))
         elif shape in _ALL_KEYED or rng.random() < _KEYED:
             asks += _keyed(rng, shape, plan)
         else:
@@ -50,7 +51,7 @@ def draw_asks(rng: random.Random, frame: Frame) -> tuple[AskPlan, ...]:
 
 def _plan(rng: random.Random, frame: Frame, number: int, place: int) -> AskPlan:
     shape = frame.shape
-    long = 0.5 if shape == "lossy" else _LONG
+    long = 0.5 if shape in {"lossy", "late"} else _LONG
     body = _body(rng, number, long=shape in _LASTING or rng.random() < long)
     deadline_s = rng.choice((8.0, 15.0, 20.0))
     recover = rng.choice((Recover.NEVER, Recover.GREEDY, Recover.ANY, Recover.ANY))
@@ -67,7 +68,8 @@ def _plan(rng: random.Random, frame: Frame, number: int, place: int) -> AskPlan:
         deadline_s = 32.0
         if shape == "orphaned" and rng.random() < 0.5:
             # Over before anybody has noticed that its gateway is gone.
-            body = replace(body, max_tokens=body.max_tokens % 20 + 1, no_stop=False, penalty=0.0)
+            body = replace(body, max_tokens=60, no_stop=False, penalty=0.0)
+            recover = Recover.ANY
     return AskPlan(
         number=place,
         at_s=frame.first_s + rng.random() * frame.span_s,
@@ -86,9 +88,10 @@ def _shared(rng: random.Random, shape: str, plan: AskPlan) -> list[AskPlan]:
     if shape == "guests":
         first = replace(plan, leave_after_s=rng.uniform(0.5, 2.0))
     other = 1 - plan.gateway
+    late = (-2.0, 0.0) if shape != "lossy" else (0.0, 0.7)
     asks = [first]
     for _ in range(rng.choice((1, 1, 2))):
-        after = After(plan.number, rng.choice(("sent", "token")), 10 ** rng.uniform(-2.0, 0.0))
+        after = After(plan.number, rng.choice(("sent", "token")), 10 ** rng.uniform(*late))
         number = plan.number + len(asks)
         asks.append(replace(plan, number=number, after=after, gateway=other, at_s=plan.at_s + 6.0))
     return asks

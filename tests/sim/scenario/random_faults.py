@@ -27,7 +27,7 @@ _KINDS = (
 )
 _GRACE_S = 40.0
 _CONTROL = (
-    *(".place", ".place", ".reserve", ".start", ".start", ".start"),
+    *(".place", ".place", ".place", ".reserve", ".start", ".start", ".start"),
     *(".claim", ".abort", ".cancel.", ".replay", "pdbus."),
 )
 
@@ -97,6 +97,11 @@ def _storm(rng: random.Random, frame: Frame) -> tuple[Fault, ...]:
 
 
 def _orphaned(rng: random.Random, _frame: Frame) -> tuple[Fault, ...]:
+    if rng.random() < 0.35:
+        # Decode has said all, and dies before anybody has noticed that the owner is gone.
+        nth = rng.choice((0, 1))
+        lost = Fault("crash", 0.0, 8.0, "gateway", when=When(State.S5, nth, rng.random() * 0.3))
+        return lost, Fault("engine", 0.0, 0.0, "decode", when=When(State.S5, nth, 2.5))
     kind = rng.choice(("crash", "crash", "cut", "pause"))
     when = When(rng.choice((State.S3, State.S5, State.S5)), rng.choice((0, 1)), rng.random() * 2)
     lasting = rng.uniform(6.0, 9.0)
