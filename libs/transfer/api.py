@@ -231,4 +231,4 @@ class DataPlane(Protocol):
 
 
 Wake = Callable[[], None]
-"""Called from the plane's thread whenever a handle changes its state."""
+"""Called from the plane's thread when an offer is asked for, and when a room is over."""

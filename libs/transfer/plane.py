@@ -40,7 +40,7 @@ class UcxPlane:
         rows: the auxiliary rows.
         settings: lanes, sizes and times.
         incarnation: the life of the engine that owns the memory.
-        wake: called from the plane's thread after handles have changed.
+        wake: called from the plane's thread after a room was asked for or is over.
         reports: called from the plane's thread with the report of each room that is over.
 
     Raises:

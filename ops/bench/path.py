@@ -2,7 +2,8 @@
 
     python -m ops.bench.path [--model smollm2] [--repeats 5] [--json FILE]
 
-Both are driven in turns in the same run, so that a busy machine slows both. Medians.
+Both are driven in turns in the same run, so that a busy machine slows both; which one comes first
+changes from turn to turn. Medians; short prompts, where a millisecond counts, have more runs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ __all__ = ["Cell", "Table", "main", "measure"]
 
 _LENGTHS = (64, 512, 2048)
 _TOKENS = 16
+_SPLIT_HEAD = "split: first ms  token ms  cpu s"
+_FULL_LENGTH = 512
+"""Shorter prompts are run more often than asked for, in proportion."""
 _ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
 _PAIR = (Role.PREFILL, Role.DECODE)
 _TTFT_GOAL = 1.1
@@ -81,34 +85,43 @@ async def measure(model: ModelFolder, logs: Path, *, lengths: Sequence[int], rep
         seed = 0
         for length in lengths:
             table.aggregated[length], table.split[length] = Cell(), Cell()
-            for repeat in range(repeats + 1):
+            for turn in range(_runs(length, repeats) + 1):
                 seed += 2
-                cells = (table.aggregated[length], table.split[length])
-                await _pair(engines, model, length, seed, cells if repeat else None, table)
+                cells = (table.aggregated[length], table.split[length]) if turn else None
+                await _pair(engines, model, length, seed, cells, table, first=turn % 2)
         await asyncio.sleep(_SETTLE_S)
         table.idle_cores = await _idle(engines.pids(*_PAIR))
     return table
 
 
-async def _pair(
+def _runs(length: int, repeats: int) -> int:
+    return max(repeats, repeats * _FULL_LENGTH // length)
+
+
+async def _pair(  # noqa: PLR0913 - one measurement
     engines: Rig,
     model: ModelFolder,
     length: int,
     seed: int,
     cells: tuple[Cell, Cell] | None,
     table: Table,
+    *,
+    first: int,
 ) -> None:
-    """Run one prompt on each arrangement; without cells it warms both up."""
+    """Run one prompt on each arrangement, one of them first; without cells it warms both up."""
     sampling = greedy(_TOKENS)
 
+    one, other = (prompt(model.path, length, seed + more) for more in (0, 1))
+
     async def aggregated() -> Answer:
-        return await engines.aggregated(prompt(model.path, length, seed), sampling)
+        return await engines.aggregated(one, sampling)
 
     async def split() -> Answer:
-        return await engines.split(prompt(model.path, length, seed + 1), sampling)
+        return await engines.split(other, sampling)
 
     arrangements = ((aggregated, (Role.AGGREGATED,)), (split, _PAIR))
-    for place, (run, roles) in enumerate(arrangements):
+    for place in (first, 1 - first):
+        run, roles = arrangements[place]
         answer, cpu = await _timed(run, engines.pids(*roles))
         if answer.failure:
             table.problems.append(answer.failure)
@@ -133,12 +146,14 @@ async def _idle(pids: Sequence[int]) -> float:
 def _print(table: Table, model: str) -> bool:
     good = not table.problems
     print(f"model {model}, {_TOKENS} tokens an answer, lane {table.lane}, medians")
-    print("prompt |   aggregated: first ms  token ms  cpu s |   split: first ms  token ms  cpu s")
+    print(
+        "prompt runs |   aggregated: first ms  token ms  cpu s |   split: first ms  token ms  cpu s"
+    )
     for length, one in table.aggregated.items():
         two = table.split[length]
         if not one.first_s or not two.first_s:
             continue
-        print(f"{length:6} | {_numbers(one):>40} | {_numbers(two):>36}")
+        print(f"{length:6} {len(two.first_s):4} | {_numbers(one):>40} | {_numbers(two):>36}")
     print("prompt | first-token ratio (goal) | cpu ratio (goal) | MB moved")
     for length, one in table.aggregated.items():
         two = table.split[length]

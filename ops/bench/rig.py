@@ -77,14 +77,14 @@ class Rig:
     async def split(
         self, ids: Sequence[int], sampling: SamplingParams, *, source: PeerAddress | None = None
     ) -> Answer:
-        """Answer a prompt with prefill and decode, both told at once."""
+        """Answer a prompt with prefill and decode, both told at once, as a gateway does."""
         answer = Answer()
         job, room = new_job(), new_room_id()
         peer = source or self.ready[Role.PREFILL].address
         prefill = job_for(JobKind.PREFILL, ids, sampling, job, room)
         decode = job_for(JobKind.DECODE, ids, sampling, job, room, peer)
-        answer.prefill, _ = await asyncio.gather(
-            self.end_of(Role.PREFILL, prefill), self._collect(Role.DECODE, decode, answer)
+        _, answer.prefill = await asyncio.gather(
+            self._collect(Role.DECODE, decode, answer), self.end_of(Role.PREFILL, prefill)
         )
         return answer
 

@@ -152,9 +152,9 @@ class DecodeSide:
         self._over(fetch)
 
     def _moved(self, fetch: FetchRoom) -> None:
+        # Until its end there is nothing that a scheduler could do, so nobody is woken.
         if fetch.state in FINAL:
             self._finish(fetch)
-        self._parts.changed()
 
     def _finish(self, fetch: FetchRoom) -> None:
         if self._fetches.get(fetch.room) is fetch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from libs.transfer.api import TransferFailure
+from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.links.door import Door, judge
 from libs.transfer.links.outbound import Outbound
 from libs.transfer.links.parts import Parts
@@ -82,7 +82,9 @@ class PrefillSide:
                 offer.link.stop(offer, offer.failure)
                 self._parts.loop.touch(offer.link)
             self._parts.reported(offer.report)
-        self._parts.changed()
+        if offer.state is not RoomState.MOVING:
+            # A scheduler waits for the ask and for the end, not for each chunk.
+            self._parts.changed()
 
     def wanted(self, link: Outbound, want: Want) -> None:
         """Decode asks for a room."""
