@@ -31,10 +31,12 @@ def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _clean_log_context() -> Iterator[None]:
-    """Start and end each test without bound log values."""
+def _clean_logs() -> Iterator[None]:
+    """Start and end each test without bound log values, and with the logs' first settings."""
     structlog.contextvars.clear_contextvars()
+    before = structlog.get_config()
     yield
+    structlog.configure(**before)
     structlog.contextvars.clear_contextvars()
 
 

@@ -90,10 +90,13 @@ class Placing:
 
     def cancel(self, rid: RequestId, attempt: int) -> None:
         """Take an attempt that is over out of the queue, and out of the way of those behind it."""
-        for wait in self._waits:
-            if wait.ask.rid == rid and wait.ask.attempt <= attempt:
-                wait.cancelled = True
-                self._turns.leave(rid, for_good=True)
+        waiting = [wait for wait in self._waits if wait.ask.rid == rid]
+        over = [wait for wait in waiting if wait.ask.attempt <= attempt]
+        for wait in over:
+            wait.cancelled = True
+        if over or not waiting:
+            # Between two slices nobody waits for it here, and yet it has a turn.
+            self._turns.leave(rid, for_good=True)
 
     async def place(self, ask: Place) -> Placed:
         """Return the plan of an attempt; the same ask again gives the same plan.

@@ -14,6 +14,7 @@ __all__ = ["BLOCK", "Sweep", "processes_from_environment", "sweep"]
 
 BLOCK = 25
 _ONE_CORE = 1
+_POLITE = 15
 
 
 def processes_from_environment() -> int:
@@ -46,12 +47,23 @@ class Sweep:
 
 
 @contextmanager
-def sweep(seeds: range, processes: int) -> Iterator[Sweep]:
-    """Run seeds, begun at once in other processes if there are more than one."""
-    if processes <= _ONE_CORE:
+def sweep(seeds: range, processes: int, *, polite: bool = False) -> Iterator[Sweep]:
+    """Run seeds, begun at once in other processes if there are more than one.
+
+    Args:
+        seeds: which worlds.
+        processes: how many at a time.
+        polite: always in other processes, which take only what others leave of the processors.
+    """
+    if processes <= _ONE_CORE and not polite:
         yield Sweep(seeds, None)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        processes,
+        mp_context=get_context("spawn"),
+        initializer=os.nice,
+        initargs=(_POLITE if polite else 0,),
+    ) as pool:
         try:
             yield Sweep(seeds, pool)
         finally:

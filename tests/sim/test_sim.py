@@ -12,7 +12,7 @@ from tests.sim.report import Tally, summary, tell
 from tests.sim.scenario import draw
 from tests.sim.scenario.draw import SHAPES
 from tests.sim.seeds import REGRESSIONS
-from tests.sim.sweep import BLOCK, processes_from_environment, sweep
+from tests.sim.sweep import BLOCK
 from tests.sim.world import run_seed
 
 pytestmark = pytest.mark.sim
@@ -25,13 +25,6 @@ _ROOT = Path(__file__).parents[2]
 all_of_them = pytest.mark.skipif(
     _SEEDS < _DEFAULT, reason="PDBUS_SIM_SEEDS asks for fewer worlds than this needs"
 )
-
-
-@pytest.fixture(scope="module")
-def swept():
-    """All seeds, in as many processes as there are to spare."""
-    with sweep(range(_SEEDS), processes_from_environment()) as running:
-        yield running
 
 
 @pytest.mark.timeout(600)
