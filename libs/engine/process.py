@@ -255,13 +255,17 @@ class HostedEngine:
         """Wait for the host's exit, then kill and wait for what is left of its group."""
         if self._process is None:
             return
-        await self._wait_exit(patience_s)
-        self._kill()
-        deadline = self._clock.monotonic() + _REAP_S
-        while _group_lives(self._process.pid) and self._clock.monotonic() < deadline:
-            await self._clock.sleep(_POLL_S)
-        if self._channel is not None:
-            self._channel.close()
+        try:
+            await self._wait_exit(patience_s)
+            self._kill()
+            deadline = self._clock.monotonic() + _REAP_S
+            while self._clock.monotonic() < deadline and (
+                not self._exited.is_set() or _group_lives(self._process.pid)
+            ):
+                await self._clock.sleep(_POLL_S)
+        finally:
+            if self._channel is not None:
+                self._channel.close()
 
     async def _wait_exit(self, within_s: float) -> None:
         with suppress(TimeoutError):  # the caller acts on what it finds then
@@ -315,7 +319,18 @@ def _group_lives(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    return True
+    # The dead hold nothing; whoever adopted them may be slow to take note of it.
+    numbered = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return any(_runs_in(group, entry) for entry in numbered)
+
+
+def _runs_in(group: int, process: Path) -> bool:
+    try:
+        text = (process / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, _, its_group, *_ = text.rpartition(")")[2].split()
+    return int(its_group) == group and state not in "ZX"
 
 
 def _failed(job: JobId, detail: str) -> JobFailed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,9 +28,6 @@ else:
     from sglang.srt.disaggregation.base import BaseKVManager
 
 __all__ = ["KnownPeers", "UcxBackend"]
-
-_SWITCH_S = 1e-4
-"""How long the plane's thread waits for the scheduler's to let go of the interpreter."""
 
 
 class KnownPeers:
@@ -82,8 +78,6 @@ class UcxBackend(BaseKVManager):
         self._poller: Any = None
         self._telling = threading.Lock()
         self._link = HostLink(options.host_socket)
-        # Pages leave while the scheduler computes on, in Python: Python's own 5 ms are too long.
-        sys.setswitchinterval(_SWITCH_S)
         self.plane = _open_plane(args, options, self._wake)
         self._link.send(
             PlaneOpened(

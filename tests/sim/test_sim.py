@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.sim.matrix import table
+from tests.sim.mutants.seeds import REGRESSIONS
 from tests.sim.report import Tally, summary, tell
 from tests.sim.scenario import draw
 from tests.sim.scenario.draw import SHAPES
-from tests.sim.seeds import REGRESSIONS
 from tests.sim.sweep import BLOCK
 from tests.sim.world import run_seed
 

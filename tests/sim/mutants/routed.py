@@ -59,7 +59,7 @@ ROUTED: dict[str, Mutant] = {
     "a stale place is obeyed": mutant(
         # Tombstones alone would refuse its reservation.
         "I4",
-        0,
+        286,
         (Placing, "_record", _any_attempt),
         (Tombstones, "refuses", lambda *_: False),
     ),

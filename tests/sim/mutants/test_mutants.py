@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutants import MUTANTS, RARE, first_kill
-from tests.sim.seeds import REGRESSIONS
+from tests.sim.mutants.seeds import REGRESSIONS
 
 pytestmark = pytest.mark.sim
 
