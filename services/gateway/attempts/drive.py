@@ -49,7 +49,7 @@ class Attempts:
     Args:
         emit: takes each chunk of the answer, in order and once.
         started: called when an attempt runs on both sides.
-        first: number of the first attempt.
+        first: number of the first attempt; those before it count as spent.
         shown: what readers have already, from a stream that was followed before.
         source: the attempt that gave the newest of it.
     """
@@ -74,7 +74,7 @@ class Attempts:
         self._unsure = False
         """A place was asked for and no answer has come: a slot may be held for the attempt."""
         self._assembler = Assembler()
-        self._recovery = Recovery(call.recover, call.sampling)
+        self._recovery = Recovery(call.recover, call.sampling, earlier=first)
         self._ids = bytearray()
         self._text: list[str] = []
         for delta in shown:

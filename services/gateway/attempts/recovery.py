@@ -72,6 +72,8 @@ class Recovery:
     sampling: SamplingParams
     retries: int = 0
     migrations: int = 0
+    earlier: int = 0
+    """Further attempts of owners that are gone; what each was for is not known."""
 
     def refusal(
         self, code: ErrorCode, *, emitted: int, text_is_whole: bool, left_s: float
@@ -90,11 +92,12 @@ class Recovery:
         if emitted == 0:
             if not spec_of(code).attempt_retryable:
                 return f"{code} is never tried again"
-            return "it was tried again already" if self.retries >= _MOST_RETRIES else None
+            spent = self.retries + self.earlier
+            return "it was tried again already" if spent >= _MOST_RETRIES else None
         if code not in _LOST:
             return f"{code} after the first token"
-        if self.migrations >= _MOST_MIGRATIONS:
-            return f"it has moved {self.migrations} times already"
+        if self.migrations + self.earlier >= _MOST_MIGRATIONS:
+            return f"it has moved {self.migrations + self.earlier} times already"
         return why_not_continue(
             self.policy, self.sampling, emitted=emitted, text_is_whole=text_is_whole
         )

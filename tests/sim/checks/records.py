@@ -11,6 +11,7 @@ from proto.events import EventKind
 from proto.ids import Incarnation, JobId, RequestId, job_id
 from proto.ledger import RequestRecord, RequestState
 from proto.workers import WorkerRef
+from services.gateway.api import Recover
 from tests.sim.kernel.clock import EPOCH_MS
 from tests.sim.ports.network import LinkState
 
@@ -21,8 +22,8 @@ __all__ = ["Records"]
 
 _TERMINAL_BOUND_S = 10.0
 _HEALED_BOUND_S = 20.0
-_MOST_LOST = 3
-"""A retry before the first token and two migrations after it, for each gateway that owns it."""
+_RETRIES, _MIGRATIONS = 1, 2
+"""Further attempts of a request before its first token, and after it, whoever owns it."""
 _ALWAYS, _SHARE, _MINUTE_S = 3, 0.1, 48.0
 """What one gateway may spend in a minute: so many further attempts, or such a part."""
 _CLOCKS_S = 1.5
@@ -132,7 +133,12 @@ class Records:
 
     def _check_attempt(self, new: RequestRecord) -> None:
         """I12: further attempts stay within what one request and one gateway may spend."""
-        most = _MOST_LOST * (new.sink.epoch + 1)
+        moves = any(
+            ask.plan.recover is not Recover.NEVER
+            for ask in self._world.asks
+            if ask.digest == new.digest
+        )
+        most = _RETRIES + (_MIGRATIONS if moves else 0)
         if new.attempt > most:
             self._violate("I12", f"{new.rid}: attempt {new.attempt} of at most {most}")
         if new.attempt == 0:

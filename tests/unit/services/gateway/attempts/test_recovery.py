@@ -55,6 +55,13 @@ def test_an_answer_moves_twice_at_most() -> None:
     assert recovery.retries == 0
 
 
+def test_a_new_owner_has_no_new_chances() -> None:
+    """What former owners of a request have tried counts, whatever it was for."""
+    assert refusal(Recovery(Recover.ANY, GREEDY, earlier=1), ErrorCode.DECODE_LOST)
+    assert refusal(Recovery(Recover.ANY, GREEDY, earlier=1), ErrorCode.DECODE_LOST, 5) is None
+    assert refusal(Recovery(Recover.ANY, GREEDY, earlier=2), ErrorCode.DECODE_LOST, 5)
+
+
 def test_an_engine_error_is_not_carried_to_the_next_worker() -> None:
     """What the request itself caused would only fail again."""
     assert refusal(Recovery(Recover.ANY, GREEDY), ErrorCode.ENGINE_ERROR, 5)
