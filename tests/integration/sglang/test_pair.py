@@ -32,7 +32,7 @@ pytestmark = [
 
 CASE = next(case for case in CASES if case.model == "tiny" and case.page_size == 16)
 PAIR = (Role.PREFILL, Role.DECODE)
-QUICK_CRASHES = ((Phase.TRANSFERRING, Action.KILL_DECODE_CHILD),)
+QUICK_CRASHES = ((Phase.PREFILLING, Action.KILL_PREFILL),)
 
 
 @pytest.fixture(scope="module")
