@@ -6,6 +6,7 @@ from proto.base import Message
 from proto.ids import LeaseId, RequestId, Room
 from proto.kv import PeerAddress
 from proto.ledger import Mode
+from proto.output import Parsing
 from proto.prefill import ReplyTo
 from proto.sampling import SamplingParams
 
@@ -51,6 +52,9 @@ class DecodeStart(Message, frozen=True, kw_only=True):
     """Data plane of the prefill engine; None where decode computes the prompt itself."""
     offset: int = 0
     """Tokens of the answer that earlier attempts have given; `input_ids` ends with them."""
+    parsing: Parsing | None = None
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
 
 
 class Replay(Message, frozen=True, kw_only=True):

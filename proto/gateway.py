@@ -10,6 +10,7 @@ from enum import StrEnum
 from proto.base import Message
 from proto.errors import ErrorCode
 from proto.ids import RequestId
+from proto.output import Details
 from proto.workers import Role
 
 __all__ = [
@@ -29,6 +30,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c"):
@@ -46,6 +48,7 @@ class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c"):
     """With `finish`: the number of tokens of the whole answer."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    details: Details | None = None
 
     @property
     def count(self) -> int:

@@ -9,8 +9,9 @@ from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.ids import JobId, Room
 from proto.kv import PeerAddress, TransferReport
+from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
-from proto.workers import CompatCard
+from proto.workers import CompatCard, Feature
 
 __all__ = [
     "AbortJob",
@@ -50,6 +51,10 @@ class Job(Message, frozen=True, kw_only=True):
     source: PeerAddress | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    parsing: Parsing | None = None
+    """Decode only."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
 
 
 class AbortJob(Message, frozen=True, kw_only=True):
@@ -75,6 +80,7 @@ class EngineReady(Message, frozen=True, kw_only=True):
     max_request_tokens: int
     """Prompt and answer together, at most."""
     pids: tuple[int, ...] = ()
+    features: tuple[Feature, ...] = ()
 
 
 class HostProgress(Message, frozen=True, kw_only=True):
@@ -89,6 +95,7 @@ class JobTokens(Message, frozen=True, kw_only=True):
     job: JobId
     ids: bytes
     text: str = ""
+    details: Details | None = None
 
 
 class JobFinished(Message, frozen=True, kw_only=True):
@@ -99,6 +106,7 @@ class JobFinished(Message, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     queue_s: float = 0.0
     """From arrival in the engine until its first forward pass."""
     forward_s: float = 0.0

@@ -72,6 +72,7 @@ class Usage(Message, frozen=True, kw_only=True):
     cached_tokens: int = 0
     migrations: int = 0
     """Times the answer went on with another decode after its first token."""
+    reasoning_tokens: int = 0
 
 
 class Cleaned(Message, frozen=True, kw_only=True):

@@ -33,3 +33,5 @@ class PrefillStart(Message, frozen=True, kw_only=True):
     deadline_ms: int
     write_by_ms: int
     """No transfer may begin later; fixed by decode when it reserved."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""

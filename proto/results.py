@@ -6,6 +6,7 @@ from proto.base import Message
 from proto.gateway import FinishReason
 from proto.ids import RequestId
 from proto.ledger import Placement, Usage
+from proto.output import Details
 
 __all__ = ["MOST_RESULT_BYTES", "ResultPart", "StoredResult"]
 
@@ -18,6 +19,7 @@ class ResultPart(Message, frozen=True, kw_only=True, array_like=True, tag="p"):
 
     ids: bytes
     text: str
+    details: Details | None = None
 
 
 class StoredResult(Message, frozen=True, kw_only=True):

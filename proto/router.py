@@ -31,6 +31,8 @@ class Place(Message, frozen=True, kw_only=True):
     prefix_hashes: tuple[int, ...] = ()
     exclude: tuple[WorkerRef, ...] = ()
     """Incarnations that failed an earlier attempt: avoided where there are others."""
+    priority: int = 0
+    """Who is served first where requests wait: the higher one."""
 
 
 class ScoreTerm(Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from proto.kv import PeerAddress
 
 __all__ = [
     "CompatCard",
+    "Feature",
     "Heartbeat",
     "LeaseRef",
     "LeaseSide",
@@ -32,6 +33,18 @@ class Role(StrEnum):
     DECODE = "decode"
     AGGREGATED = "aggregated"
     CLEANUP = "cleanup"
+
+
+class Feature(StrEnum):
+    """What an engine can do beyond plain text; never a matter of compatibility."""
+
+    GUIDES = "guides"
+    """Answers that match a JSON schema, a regular expression or a grammar."""
+    LOGPROBS = "logprobs"
+    TOOLS = "tools"
+    """Tool calls are told apart from text."""
+    REASONING = "reasoning"
+    """Reasoning is told apart from the answer."""
 
 
 class WorkerState(StrEnum):
@@ -156,6 +169,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     leases: tuple[LeaseRef, ...] = ()
     pids: tuple[int, ...] = ()
     """Process ids of the engine, for operators on the same host."""
+    features: tuple[Feature, ...] = ()
 
     @property
     def ref(self) -> WorkerRef:

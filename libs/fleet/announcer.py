@@ -15,6 +15,7 @@ from proto.ids import Incarnation
 from proto.kv import PeerAddress
 from proto.workers import (
     CompatCard,
+    Feature,
     Heartbeat,
     LeaseRef,
     WorkerLoad,
@@ -40,6 +41,7 @@ class Presence:
     load: WorkerLoad | None = None
     leases: tuple[LeaseRef, ...] = ()
     pids: tuple[int, ...] = ()
+    features: tuple[Feature, ...] = ()
 
 
 class Announcer:
@@ -90,6 +92,7 @@ class Announcer:
             load=presence.load,
             leases=presence.leases,
             pids=presence.pids,
+            features=presence.features,
         )
         subject = subjects.heartbeat(ref.role, ref.instance, ref.incarnation)
         try:

@@ -283,6 +283,7 @@ class Worker:
             load=self.load(),
             leases=self.leases.refs(self.clock.monotonic()),
             pids=ready.pids if ready else (),
+            features=ready.features if ready else (),
         )
 
     def load(self) -> WorkerLoad | None:

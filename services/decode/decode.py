@@ -18,6 +18,7 @@ from proto.gateway import TokenChunk
 from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import InstanceId
 from proto.ledger import Mode
+from proto.output import Details
 from proto.workers import Role
 from services.decode.claim import claim
 from services.decode.slots import Slots
@@ -121,6 +122,8 @@ class DecodeService:
             source=start.source,
             traceparent=parent,
             tracestate=state,
+            parsing=start.parsing,
+            cache_salt=start.cache_salt,
         )
         asked = claim(
             bus=worker.bus,
@@ -161,6 +164,7 @@ class DecodeService:
             ids=output.ids,
             text=output.text,
             sent_ms=self.worker.clock.unix_ms(),
+            details=output.details,
         )
         attempt.produced += chunk.count
         attempt.log.append(chunk)
@@ -182,6 +186,9 @@ class DecodeService:
             total=attempt.produced,
             prompt_tokens=done.prompt_tokens,
             cached_tokens=done.cached_tokens,
+            details=Details(reasoning_tokens=done.reasoning_tokens)
+            if done.reasoning_tokens
+            else None,
         )
         attempt.log.append(chunk)
         await self.worker.speaker.say(attempt, chunk)

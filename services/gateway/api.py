@@ -15,7 +15,9 @@ from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.ids import RequestId, TenantHash
 from proto.ledger import Mode, Placement, Usage
+from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
+from proto.workers import Feature
 
 __all__ = ["Call", "Calls", "Delta", "FleetView", "Live", "Readiness", "Recover", "ServedModel"]
 
@@ -50,6 +52,12 @@ class Call:
     key: str | None = None
     """The client's idempotency key. Then `rid` is replaced by the id that the key stands for."""
     recover: Recover = Recover.NEVER
+    parsing: Parsing | None = None
+    """How decode is to take the answer apart; None for plain text."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
+    priority: int = 0
+    """Who is served first where requests wait: the higher one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Delta:
     finish: FinishReason | None = None
     usage: Usage | None = None
     """Set exactly with `finish`."""
+    details: Details | None = None
 
 
 class Live(Protocol):
@@ -142,6 +151,8 @@ class ServedModel:
     """Prompt and answer together, at most, in every set of workers; 0 where unknown."""
     tokenizer: str = ""
     """Hash of the tokenizer and its chat template, from the workers' cards; empty where unknown."""
+    features: frozenset[Feature] = frozenset()
+    """What every set of workers of the model can do."""
 
 
 class FleetView(Protocol):

@@ -89,10 +89,11 @@ class GatewayFleet:
             if card is None:
                 continue
             known = served.get(card.model)
-            limit = card.context_tokens
+            limit, features = card.context_tokens, frozenset(beat.features)
             if known is not None:
                 limit = min(limit, known.context_tokens)
-            served[card.model] = ServedModel(card.model, limit, card.tokenizer)
+                features &= known.features
+            served[card.model] = ServedModel(card.model, limit, card.tokenizer, features)
         return tuple(served.values())
 
     def _serving(self) -> list[Heartbeat]:

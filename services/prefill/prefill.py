@@ -85,6 +85,7 @@ class PrefillService:
             room=start.room,
             traceparent=parent,
             tracestate=state,
+            cache_salt=start.cache_salt,
         )
         async for output in engine.run(job):
             if isinstance(output, JobFinished):

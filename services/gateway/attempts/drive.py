@@ -74,7 +74,9 @@ class Attempts:
         self._unsure = False
         """A place was asked for and no answer has come: a slot may be held for the attempt."""
         self._assembler = Assembler()
-        self._recovery = Recovery(call.recover, call.sampling, earlier=first)
+        self._recovery = Recovery(
+            call.recover, call.sampling, earlier=first, parsed=call.parsing is not None
+        )
         self._ids = bytearray()
         self._text: list[str] = []
         for delta in shown:
@@ -190,6 +192,7 @@ class Attempts:
             completion_tokens=self._assembler.next,
             cached_tokens=0 if self._recovery.migrations else chunk.cached_tokens,
             migrations=self._recovery.migrations,
+            reasoning_tokens=chunk.details.reasoning_tokens if chunk.details else 0,
         )
         return Outcome(finish=finish, usage=usage, attempt=chunk.attempt)
 
@@ -200,7 +203,9 @@ class Attempts:
             return self._call
         call = self._call
         sampling = msgspec.structs.replace(
-            call.sampling, max_tokens=call.sampling.max_tokens - emitted
+            call.sampling,
+            max_tokens=call.sampling.max_tokens - emitted,
+            min_tokens=max(0, call.sampling.min_tokens - emitted),
         )
         return replace(
             call,

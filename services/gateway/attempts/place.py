@@ -80,4 +80,5 @@ def _ask(
         not_after_ms=clock.unix_ms() + _SLICE_MS,
         mode=call.mode,
         exclude=exclude,
+        priority=call.priority,
     )

@@ -74,6 +74,8 @@ class Recovery:
     migrations: int = 0
     earlier: int = 0
     """Further attempts of owners that are gone; what each was for is not known."""
+    parsed: bool = False
+    """Whether decode takes the answer apart into calls or reasoning."""
 
     def refusal(
         self, code: ErrorCode, *, emitted: int, text_is_whole: bool, left_s: float
@@ -98,6 +100,8 @@ class Recovery:
             return f"{code} after the first token"
         if self.migrations + self.earlier >= _MOST_MIGRATIONS:
             return f"it has moved {self.migrations + self.earlier} times already"
+        if self.parsed:
+            return "its parser is in the middle of the answer"
         return why_not_continue(
             self.policy, self.sampling, emitted=emitted, text_is_whole=text_is_whole
         )
@@ -122,6 +126,10 @@ def why_not_continue(
         return "penalties count only what one engine has emitted"
     if sampling.repetition_penalty != 1.0:
         return "penalties count only what one engine has emitted"
+    if sampling.guide is not None:
+        return "its grammar is in the middle of the answer"
+    if sampling.logprobs is not None:
+        return "log-probabilities of two engines do not belong in one answer"
     if not text_is_whole:
         return "a part of the text is held back"
     return "nothing is left to generate" if emitted >= sampling.max_tokens else None

@@ -130,6 +130,8 @@ def _decode_start(
         deadline_ms=call.deadline_ms,
         source=plan.source,
         offset=offset,
+        parsing=call.parsing,
+        cache_salt=call.cache_salt,
     )
 
 
@@ -146,4 +148,5 @@ def _prefill_start(call: Call, plan: Plan, reply: ReplyTo, not_after_ms: int) ->
         not_after_ms=not_after_ms,
         deadline_ms=call.deadline_ms,
         write_by_ms=call.deadline_ms if plan.write_by_ms is None else plan.write_by_ms,
+        cache_salt=call.cache_salt,
     )

@@ -116,8 +116,8 @@ class Guest:
                 async for chunk in chunks:
                     if chunk.finish is not None:
                         self.last = chunk
-                    if chunk.count or chunk.text:
-                        self._log.add(Delta(chunk.ids, chunk.text))
+                    if chunk.count or chunk.text or chunk.details:
+                        self._log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
         except AttemptLost as lost:
             # Its owner sees the same and acts; the record will tell.
             get_logger().info("joined attempt lost", rid=self._call.rid, code=lost.code)
@@ -140,7 +140,7 @@ class Guest:
         offset = 0
         for part in result.parts:
             if offset >= len(shown):
-                self._log.add(Delta(part.ids, part.text))
+                self._log.add(Delta(part.ids, part.text, details=part.details))
             offset += len(part.ids)
         self._log.add(Delta(b"", "", result.finish, result.usage))
 

@@ -24,7 +24,7 @@ class StoredCall:
         self.log = AnswerLog()
         self._result = result
         for part in result.parts:
-            self.log.add(Delta(part.ids, part.text))
+            self.log.add(Delta(part.ids, part.text, details=part.details))
         self.log.add(Delta(b"", "", result.finish, result.usage))
         self.log.end(None)
 
@@ -60,7 +60,11 @@ async def keep_result(  # noqa: PLR0913 - the parts of a result
     """Keep an answer; if that fails, a resubmission hears that it is kept no more."""
     result = StoredResult(
         rid=rid,
-        parts=tuple(ResultPart(ids=d.ids, text=d.text) for d in log.deltas if d.ids or d.text),
+        parts=tuple(
+            ResultPart(ids=d.ids, text=d.text, details=d.details)
+            for d in log.deltas
+            if d.ids or d.text or d.details
+        ),
         finish=finish,
         usage=usage,
         placement=placement,

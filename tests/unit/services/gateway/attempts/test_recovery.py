@@ -3,7 +3,7 @@
 import pytest
 
 from proto.errors import ERRORS, ErrorCode
-from proto.sampling import SamplingParams
+from proto.sampling import Guide, GuideKind, SamplingParams
 from services.gateway.api import Recover
 from services.gateway.attempts.recovery import Budget, Recovery, why_not_continue
 
@@ -75,6 +75,23 @@ def test_penalties_forbid_to_go_on(changes: dict[str, float]) -> None:
     """An engine counts penalties over its own output only, so the continuation would differ."""
     sampling = SamplingParams(max_tokens=100, temperature=0.0, **changes)
     assert why_not_continue(Recover.ANY, sampling, emitted=5, text_is_whole=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"guide": Guide(kind=GuideKind.REGEX, text="a+")}, {"logprobs": 0}, {"logprobs": 3}],
+)
+def test_guides_and_logprobs_forbid_to_go_on(changes: dict[str, object]) -> None:
+    """A grammar is in the middle of an answer, and log-probabilities belong to one engine."""
+    sampling = SamplingParams(max_tokens=100, temperature=0.0, **changes)
+    assert why_not_continue(Recover.ANY, sampling, emitted=5, text_is_whole=True)
+
+
+def test_an_answer_that_is_taken_apart_is_not_continued() -> None:
+    """The parser of tool calls and reasoning lives in the decode that was lost."""
+    recovery = Recovery(Recover.ANY, GREEDY, parsed=True)
+    assert refusal(recovery, ErrorCode.DECODE_LOST, 5)
+    assert refusal(recovery, ErrorCode.DECODE_LOST) is None
 
 
 def test_text_that_is_held_back_forbids_to_go_on() -> None:
