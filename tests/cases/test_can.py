@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nats
-import openai
 import psutil
 import pytest
 
@@ -33,6 +32,7 @@ from tests.cases.adapter import (
     hang_up_hard,
 )
 from tests.support.http_client import Exchange
+from tests.support.sdk import sdk
 from tests.support.stack import run_stack
 from tests.support.words import NAME
 
@@ -131,8 +131,7 @@ async def test_leaving_a_stream_frees_both_sides(product: Product, way: str) -> 
         client.kill()
         await client.wait()
     elif way == "sdk":
-        url = f"http://127.0.0.1:{product.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with sdk(product.port) as client:
             stream = await client.chat.completions.create(
                 model=NAME,
                 messages=[{"role": "user", "content": "slow answer"}],

@@ -41,6 +41,7 @@ from tests.cases.adapter import (
 from tests.cases.loose import LooseStack
 from tests.support.http_client import Exchange, Reply, get
 from tests.support.proxy import open_proxy
+from tests.support.sdk import sdk
 from tests.support.words import NAME, Oracle, write_words
 
 pytestmark = [
@@ -220,7 +221,6 @@ async def reconnects(product: Product) -> list[float]:
 
 async def test_prompts_that_are_too_long_are_refused(product: Product) -> None:
     """NATS-01: what fits neither a body, nor the context, nor a message: 413 or 400, and why."""
-    url = f"http://127.0.0.1:{product.port}/v1"
     before = await reconnects(product)
 
     async def refusal(text: str) -> tuple[int, str, str]:
@@ -231,7 +231,7 @@ async def test_prompts_that_are_too_long_are_refused(product: Product) -> None:
         return caught.value.status_code, str(caught.value.code), str(caught.value)
 
     loop = asyncio.get_running_loop()
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with sdk(product.port) as client:
         began = loop.time()
         status, code, said = await refusal("w" * (8 << 20))
         assert (status, code) == (413, "request_too_large")
@@ -299,8 +299,7 @@ async def test_nobody_routes(product: Product, stack: LooseStack) -> None:
     why = await until_refusing(stack, LEASE_S + 2)
     assert "no router is ready" in why
     await refused(product.port, "no_router")
-    url = f"http://127.0.0.1:{product.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with sdk(product.port) as client:
         with pytest.raises(openai.InternalServerError) as caught:
             await client.chat.completions.create(
                 model=NAME, messages=[{"role": "user", "content": "Hello"}]

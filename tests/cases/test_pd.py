@@ -40,6 +40,7 @@ from tests.cases.adapter import (
     ticks,
 )
 from tests.support.http_client import Reply, post
+from tests.support.sdk import sdk
 from tests.support.stack import RunningStack, run_stack
 from tests.support.words import NAME, Oracle
 
@@ -130,8 +131,7 @@ async def test_more_samples_than_one_are_refused(product: Product) -> None:
                 reply = await post(product.port, body_of("Hello", stream=stream, n=n))
                 assert reply.error is not None
                 assert (reply.status, reply.error["param"]) == (400, "n"), reply
-        url = f"http://127.0.0.1:{product.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with sdk(product.port) as client:
             with pytest.raises(openai.BadRequestError, match="n"):
                 await client.chat.completions.create(
                     model=NAME, messages=[{"role": "user", "content": "Hello"}], n=4

@@ -1,6 +1,7 @@
 """A plain HTTP client on raw sockets, for tests that hang up, stop reading, or count bytes.
 
-It never retries and never hides how a connection ended.
+It never retries and never hides how a connection ended. What it reads is checked against OpenAI's
+schemas.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.support.answers import AnswerCheck
 
 __all__ = ["Exchange", "Reply", "chat_body", "get", "post"]
 
@@ -105,8 +108,11 @@ class Reply:
 class Exchange:
     """One request on one connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str
+    ) -> None:
         self.reply = Reply()
+        self._check = AnswerCheck(path)
         self._reader = reader
         self._writer = writer
         self._raw = b""
@@ -147,7 +153,7 @@ class Exchange:
         head += "\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
-        return cls(reader, writer)
+        return cls(reader, writer, path)
 
     async def finish(self, timeout_s: float = 30.0) -> Reply:
         """Read until the other side closes, and return what came."""
@@ -159,6 +165,7 @@ class Exchange:
             pass  # the reply shows how far it came
         finally:
             self.hang_up()
+        self._checked()
         return self.reply
 
     async def sip(self, size: int, pause_s: float, timeout_s: float = 30.0) -> Reply:
@@ -172,6 +179,7 @@ class Exchange:
             pass  # the reply shows how far it came
         finally:
             self.hang_up()
+        self._checked()
         return self.reply
 
     async def until(self, part: bytes, timeout_s: float = 10.0) -> Reply:
@@ -182,11 +190,17 @@ class Exchange:
                 if not data:
                     raise AssertionError(f"closed before {part!r}: {self.reply}")
                 self._take(data)
+        self._checked()
         return self.reply
 
     def hang_up(self) -> None:
         """Close the connection."""
         self._writer.close()
+
+    def _checked(self) -> None:
+        reply = self.reply
+        kind = reply.headers.get("content-type", "")
+        self._check.feed(reply.status, kind, reply.body, whole=reply.whole)
 
     def _take(self, data: bytes) -> None:
         self._raw += data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +15,9 @@ from proto.openai.error import error_body
 from proto.openai.models import ModelInfo, ModelList
 from proto.openai.stream import ChatChunk, ChunkChoice, DeltaMessage
 from proto.openai.usage import usage_info
+from tests.support import spec
+from tests.support.reference import needed
 
-SPEC = Path(__file__).parents[4] / ".." / "shared" / "traces" / "openai_openapi.yaml"
 USAGE = usage_info(Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4))
 
 
@@ -26,33 +25,9 @@ def plain(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-@cache
-def spec() -> dict[str, Any]:
-    if not SPEC.is_file():
-        pytest.skip("the stored OpenAI schema is not beside this checkout")
-    yaml = pytest.importorskip("yaml")
-    return yaml.load(SPEC.read_bytes(), Loader=yaml.CSafeLoader)
-
-
 def check(value: object, name: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = {"$ref": f"#/components/schemas/{name}", "components": _nullable()}
-    jsonschema.Draft202012Validator(schema).validate(plain(value))
-
-
-@cache
-def _nullable() -> dict[str, Any]:
-    """Translate OpenAPI's `nullable` to JSON Schema."""
-
-    def walk(node: Any) -> Any:
-        if isinstance(node, list):
-            return [walk(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        inner = {key: walk(value) for key, value in node.items()}
-        return {"anyOf": [inner, {"type": "null"}]} if inner.pop("nullable", False) else inner
-
-    return {"schemas": walk(spec()["components"]["schemas"])}
+    needed("openai_openapi.yaml")
+    spec.validator(name).validate(plain(value))
 
 
 def chunk(delta: DeltaMessage, **fields: Any) -> ChatChunk:

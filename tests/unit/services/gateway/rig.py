@@ -20,6 +20,7 @@ from proto.workers import Role, WorkerRef
 from services.gateway.api import Call, Delta, Readiness, ServedModel
 from services.gateway.openai import CallRules, EdgeRules, Texts
 from services.gateway.routes import Identity, http_app
+from tests.support.answers import AnswerCheck
 
 MODEL = "toy"
 CONTEXT = 256
@@ -236,7 +237,10 @@ class Visit:
         """Let the app answer."""
         async with asyncio.timeout(10):
             await self._app(self.scope, self._receive, self._send)
-        return self.reply
+        reply, check = self.reply, AnswerCheck(self.scope["path"])
+        kind = reply.headers.get("content-type", "")
+        check.feed(reply.status, kind, reply.body, whole=reply.ended)
+        return reply
 
     async def _receive(self) -> dict[str, Any]:
         return await self._messages.get()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import openai
 import pytest
 
 from proto.errors import ErrorCode, PdbusError
 from services.gateway.edge import EdgeServer
+from tests.support.sdk import sdk
 from tests.unit.services.gateway.rig import MODEL, Rig, then_fail
-
-openai = pytest.importorskip("openai")
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -21,8 +21,7 @@ async def client(rig: Rig) -> AsyncIterator:
     """A client that talks to the rig and does not retry."""
     server = EdgeServer(rig.post()._app, host="127.0.0.1", port=0)
     running = asyncio.ensure_future(server.serve())
-    url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as made:
+    async with sdk(server.port) as made:
         yield made.chat.completions
     await server.stop(1.0)
     await running
