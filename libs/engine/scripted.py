@@ -16,6 +16,7 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from libs.clock import Clock, SystemClock
@@ -30,6 +31,7 @@ from libs.engine.script.live import LiveJob
 from libs.engine.script.memory import KvMemory, PageAllocator
 from libs.engine.script.plane import OpenPlane, open_ucx
 from libs.engine.script.settings import Action
+from libs.engine.script.speech import Bend
 from libs.engine.script.text import StopFilter, Vocabulary, load_vocabulary, plain_vocabulary
 from libs.engine.script.transfer import Transfers
 from libs.engine.stream import OutputStream
@@ -139,6 +141,7 @@ class ScriptedEngine:
             arrived=self._clock.monotonic(),
             text=self._vocabulary.stream(),
             stops=StopFilter(job.sampling.stop),
+            bend=Bend.of(job.sampling),
         )
         self._batch.add(live)
         self._wake.set()
@@ -276,6 +279,7 @@ def model_of(options: HostOptions, vocabulary: Vocabulary) -> Model:
         words=script.kv_heads * script.head_dim // 4,
         answer=script.answer,
         answer_tokens=script.answer_tokens,
+        read_out=vocabulary.read_out,
     )
 
 
@@ -283,7 +287,7 @@ def card_of(options: HostOptions, vocabulary: Vocabulary) -> CompatCard:
     """Return the compatibility card of a scripted engine."""
     script = options.script
     identity = f"scripted {script.seed} {script.answer} {script.answer_tokens} {vocabulary.digest}"
-    return CompatCard(
+    card = CompatCard(
         model=options.served_model,
         revision=hashlib.sha256(identity.encode()).hexdigest()[:16],
         tokenizer=vocabulary.digest,
@@ -299,6 +303,8 @@ def card_of(options: HostOptions, vocabulary: Vocabulary) -> CompatCard:
         engine_version="1",
         context_tokens=options.context_tokens,
     )
+    plain: dict[str, object] = msgspec.to_builtins(card)
+    return msgspec.convert(plain | script.claims, CompatCard)
 
 
 def _crash() -> None:

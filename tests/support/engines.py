@@ -1,23 +1,42 @@
-"""Builders for engine tests: options, jobs, and a way to gather what a job gave."""
+"""Builders for engine tests: options, jobs, scripted engines and pairs, what a job gave."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from libs.clock import SystemClock
 from libs.engine.options import EngineKind, HostOptions
 from libs.engine.script.answer import reference
+from libs.engine.script.plane import pools_of
 from libs.engine.script.settings import ScriptOptions
-from libs.engine.scripted import model_of, vocabulary_of
+from libs.engine.scripted import ScriptedEngine, model_of, vocabulary_of
 from proto.host import Job, JobFailed, JobFinished, JobKind, JobOutput, JobTokens
 from proto.ids import Incarnation, JobId, RequestId, Room, job_id
 from proto.kv import PeerAddress
 from proto.sampling import SamplingParams
 from proto.workers import Role
+from tests.support.plane import Exchange, MemoryPlane
 
-__all__ = ["Answer", "collect", "expected", "host_options", "make_job", "prompt_of"]
+__all__ = [
+    "Answer",
+    "Crashed",
+    "both_sides",
+    "collect",
+    "crash",
+    "empty",
+    "engine_of",
+    "expected",
+    "host_options",
+    "make_job",
+    "pair",
+    "prompt_of",
+    "until",
+]
 
 
 def host_options(
@@ -95,3 +114,56 @@ async def collect(outputs: AsyncIterator[JobOutput]) -> Answer:
         else:
             return Answer(ids, text, chunks, output)
     raise AssertionError("the job ended without a final output")
+
+
+class Crashed(Exception):
+    """Stands for the death of the process."""
+
+
+def crash():
+    raise Crashed
+
+
+@asynccontextmanager
+async def engine_of(options, exchange=None):
+    """A started engine that must be empty at the end."""
+
+    def open_plane(opts, memory, card, wake):
+        return MemoryPlane(exchange, opts.incarnation, *pools_of(memory), wake)
+
+    engine = ScriptedEngine(options, SystemClock(), open_plane=open_plane, crash=crash)
+    ready = await engine.start()
+    try:
+        yield engine, ready
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def pair(exchange=None, *, prefill=None, decode=None, **both):
+    """A prefill and a decode engine that share an exchange."""
+    exchange = exchange if exchange is not None else Exchange()
+    first = host_options(Role.PREFILL, name=1, **(both | (prefill or {})))
+    second = host_options(Role.DECODE, name=2, **(both | (decode or {})))
+    async with engine_of(first, exchange) as (p, ready), engine_of(second, exchange) as (d, _):
+        yield p, d, ready.address, exchange
+
+
+def both_sides(p, d, address, number, ids, **kwargs):
+    """Start a request on both engines; return their outputs as awaitables."""
+    source = make_job(number, ids, kind=JobKind.PREFILL, **kwargs)
+    target = make_job(number, ids, kind=JobKind.DECODE, source=address, **kwargs)
+    return collect(p.run(source)), collect(d.run(target))
+
+
+def empty(engine):
+    """Whether an engine holds nothing."""
+    load = engine.load()
+    return (load.running, load.waiting, load.kv_used_tokens, load.open_rooms) == (0, 0, 0, 0)
+
+
+async def until(condition):
+    """Wait for a state."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)

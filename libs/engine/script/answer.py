@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.engine.script.settings import AnswerMode
+from libs.engine.script.speech import PLAIN, Bend, ReadOut
 
 __all__ = [
     "U64",
     "Alphabet",
     "Model",
+    "Sums",
     "contents",
     "draw",
     "mix",
@@ -67,6 +69,8 @@ class Model:
     """64-bit words that a token takes in each buffer."""
     answer: AnswerMode = AnswerMode.HASH
     answer_tokens: int = 48
+    read_out: ReadOut | None = None
+    """With `AnswerMode.SAY`: what a prompt tells to say."""
 
     def first(self, sums: U64) -> int:
         """Return the digest behind the first token, from the sums over all buffers."""
@@ -75,18 +79,51 @@ class Model:
             total += value * ((_mixed(place, _PLACE)) | 1)
         return mix_one(total + self.seed)
 
-    def choose(self, digest: int, step: int, *, ignore_eos: bool) -> int:
+    def plan(self, prompt: Sequence[int]) -> tuple[int, ...] | None:
+        """Return all that the answer to a prompt says, or None where it is drawn."""
+        match self.answer:
+            case AnswerMode.ECHO:
+                return tuple(prompt)
+            case AnswerMode.SAY if self.read_out is not None:
+                return self.read_out(prompt)
+            case _:
+                return None
+
+    def choose(self, digest: int, step: int, *, goes_on: bool, salt: int = 0) -> int:
         """Return token number `step` of an answer for what was read."""
-        drawn = mix_one(digest + step * _STEP)
-        if not ignore_eos and step and mix_one(drawn ^ _END) % self.answer_tokens == 0:
+        drawn = self.draw(digest, step, salt)
+        if not goes_on and step and mix_one(drawn ^ _END) % self.answer_tokens == 0:
             return self.alphabet.eos
         return self.alphabet.words[drawn % len(self.alphabet.words)]
 
-    def ends(self, token: int, step: int, prompt_tokens: int) -> bool:
-        """Return whether the answer ends by itself with token number `step`."""
-        if self.answer is AnswerMode.ECHO:
-            return step >= prompt_tokens
-        return token == self.alphabet.eos
+    def draw(self, digest: int, step: int, salt: int = 0) -> int:
+        """Return the random number of token number `step`."""
+        return mix_one(digest + step * _STEP + salt * _GOLDEN)
+
+    def say(
+        self, digest: int, step: int, plan: tuple[int, ...] | None, bend: Bend = PLAIN
+    ) -> tuple[int, bool]:
+        """Return token number `step` of an answer, and whether the answer ends with it."""
+        eos = self.alphabet.eos
+        goes_on = bend.goes_on(step, eos)
+        forced = bend.force(step)
+        if forced is not None:
+            return forced, forced == eos and not goes_on
+        if plan is not None and step >= len(plan) and not goes_on:
+            return eos, True
+        if plan:
+            return self._allowed(plan[step % len(plan)], bend), False
+        token = self.choose(digest, step, goes_on=goes_on, salt=bend.salt)
+        token = self._allowed(token, bend)
+        return token, token == eos and not goes_on
+
+    def _allowed(self, token: int, bend: Bend) -> int:
+        """Return the token, or the next word that is not banned."""
+        if token not in bend.banned:
+            return token
+        words = self.alphabet.words
+        free = (words[(token + step) % len(words)] for step in range(len(words)))
+        return next((word for word in free if word not in bend.banned), self.alphabet.eos)
 
     def echo(self, word: int, place: int) -> int:
         """Return the token that KV word `word` holds for `place`; any other word gives nonsense."""
@@ -156,53 +193,67 @@ def draw(digests: U64, steps: U64, mean: int) -> tuple[U64, npt.NDArray[np.bool_
     return drawn, ends & (steps > 0)
 
 
+class Sums:
+    """What the model reads of flawless KV, without any KV: of a prompt, then token by token."""
+
+    def __init__(self, model: Model, prompt: npt.NDArray[np.uint32]) -> None:
+        self._model = model
+        self._keys = word_keys(model.buffers, model.words)
+        self._length = len(prompt)
+        self.step = 0
+        """Tokens of the answer that were added."""
+        index = np.arange(self._length, dtype=np.uint64)
+        states = prompt_states(prompt, model.seed)
+        kv = contents(states, prompt.astype(np.uint64), index, self._keys)
+        kv = kv.reshape(self._length, model.buffers, model.words).sum(axis=2, dtype=np.uint64)
+        weights = place_weights(self._length)[:, None]
+        self._sums: U64 = (kv * weights).sum(axis=0, dtype=np.uint64)
+
+    @property
+    def digest(self) -> int:
+        """What is read to make the next token."""
+        model, step = self._model, self.step
+        return model.first(self._sums) if step == 0 else int(self._sums[step % model.buffers])
+
+    def add(self, token: int) -> None:
+        """Add the KV of the next token of the answer."""
+        model, place = self._model, self._length + self.step
+        kv = contents(
+            np.array([model.state_after(self.digest, token, place)], dtype=np.uint64),
+            np.array([token], dtype=np.uint64),
+            np.array([place], dtype=np.uint64),
+            self._keys,
+        )
+        own = kv.reshape(model.buffers, model.words).sum(axis=1, dtype=np.uint64)
+        self._sums = self._sums + own * np.uint64(_mixed(place, _PLACE) | 1)
+        self.step += 1
+
+
 def reference(
-    model: Model, input_ids: Sequence[int], count: int, *, ignore_eos: bool = False
+    model: Model,
+    input_ids: Sequence[int],
+    count: int,
+    *,
+    ignore_eos: bool = False,
+    bend: Bend | None = None,
 ) -> list[int]:
     """Return the first `count` tokens of the right answer; shorter if the answer ends.
 
     A pure function without any memory of pages, slots or transfers: the oracle for all of them.
     """
+    bend = Bend(ignore_eos=ignore_eos) if bend is None else bend
     prompt = np.asarray(input_ids, dtype=np.uint32)
-    length = len(prompt)
-    weights = place_weights(length + count)
-    index = np.arange(length, dtype=np.uint64)
-    states = prompt_states(prompt, model.seed)
-    keys = word_keys(model.buffers, model.words)
-    kv = contents(states, prompt.astype(np.uint64), index, keys)
-    kv = kv.reshape(length, model.buffers, model.words)
-    sums = (kv.sum(axis=2, dtype=np.uint64) * weights[:length, None]).sum(axis=0, dtype=np.uint64)
+    plan = model.plan(prompt.tolist())
+    sums = Sums(model, prompt)
     answer: list[int] = []
     for step in range(count):
-        digest = model.first(sums) if step == 0 else int(sums[step % model.buffers])
-        if model.answer is AnswerMode.ECHO:
-            token = _echoed(model, prompt, step, ignore_eos=ignore_eos)
-        else:
-            token = model.choose(digest, step, ignore_eos=ignore_eos)
+        token, ends = model.say(sums.digest, step, plan, bend)
         answer.append(token)
-        if not ignore_eos and model.ends(token, step, length):
+        if ends:
             break
-        place = length + step
-        sums = sums + _added(model, digest, token, place) * weights[place]
+        sums.add(token)
     return answer
 
 
 def _mixed(value: int, key: int) -> int:
     return mix_one(value * key + _GOLDEN)
-
-
-def _echoed(model: Model, prompt: npt.NDArray[np.uint32], step: int, *, ignore_eos: bool) -> int:
-    if step >= len(prompt) and not ignore_eos:
-        return model.alphabet.eos
-    return int(prompt[step % len(prompt)])
-
-
-def _added(model: Model, digest: int, token: int, place: int) -> U64:
-    state = np.array([model.state_after(digest, token, place)], dtype=np.uint64)
-    kv = contents(
-        state,
-        np.array([token], dtype=np.uint64),
-        np.array([place], dtype=np.uint64),
-        word_keys(model.buffers, model.words),
-    )
-    return kv.reshape(model.buffers, model.words).sum(axis=1, dtype=np.uint64)

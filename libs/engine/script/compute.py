@@ -7,6 +7,7 @@ import numpy as np
 from libs.engine.script.answer import (
     U64,
     Model,
+    Sums,
     contents,
     draw,
     next_states,
@@ -63,33 +64,53 @@ class Compute:
         for live, digest in zip(batch, digests.tolist(), strict=True):
             live.written += 1
             live.digest = digest
-        if model.answer is AnswerMode.ECHO:
+        if model.answer is not AnswerMode.HASH:
             return [self._token(live, live.digest, live.produced) for live in batch]
         return self._choose(batch, digests)
 
     def ends(self, live: LiveJob, token: int) -> bool:
         """Return whether the answer ends by itself with the token that comes next."""
-        if live.job.sampling.ignore_eos:
+        step, bend = live.produced, live.bend
+        if bend.goes_on(step, self._model.alphabet.eos):
             return False
-        return self._model.ends(token, live.produced, live.length)
+        plan = None if bend.forced else self._plan(live)
+        return token == self._model.alphabet.eos if plan is None else step >= len(plan)
 
     def _choose(self, batch: list[LiveJob], digests: U64) -> list[int]:
-        """Return what `Model.choose` does, for a whole batch."""
+        """Return what `Model.say` does, for a whole batch."""
         steps = np.array([live.produced for live in batch], dtype=np.uint64)
         drawn, ends = draw(digests, steps, self._model.answer_tokens)
         tokens: list[int] = self._words[drawn % np.uint64(len(self._words))].tolist()
         struck: list[int] = np.flatnonzero(ends).tolist()
         for place in struck:
-            if not batch[place].job.sampling.ignore_eos:
+            if not batch[place].bend.ignore_eos:
                 tokens[place] = self._model.alphabet.eos
+        for place, live in enumerate(batch):
+            if not live.bend.moot:
+                tokens[place] = self._token(live, live.digest, live.produced)
         return tokens
 
     def _token(self, live: LiveJob, digest: int, step: int) -> int:
-        model = self._model
-        ignore_eos = live.job.sampling.ignore_eos
-        if model.answer is not AnswerMode.ECHO:
-            return model.choose(digest, step, ignore_eos=ignore_eos)
-        if step >= live.length and not ignore_eos:
-            return model.alphabet.eos
-        place = step % live.length
-        return model.echo(self._memory.word(int(live.places[0, place])), place)
+        plan = self._plan(live)
+        if plan is not None and not self._flawless(live, digest, step):
+            plan = None
+        token, _ = self._model.say(digest, step, plan, live.bend)
+        return token
+
+    def _flawless(self, live: LiveJob, digest: int, step: int) -> bool:
+        """Return whether what was read is what must be read: a plan alone hides wrong KV."""
+        if live.sums is None:
+            live.sums = Sums(self._model, live.prompt)
+        while live.sums.step < step:
+            live.sums.add(live.last_token)
+        return live.sums.digest == digest
+
+    def _plan(self, live: LiveJob) -> tuple[int, ...] | None:
+        """Return what KV memory tells the answer to say."""
+        if not live.planned:
+            live.planned = True
+            if self._model.answer is not AnswerMode.HASH:
+                words = self._memory.first_words(live.places[0, : live.length])
+                read = [self._model.echo(word, place) for place, word in enumerate(words)]
+                live.plan = self._model.plan(read)
+        return live.plan

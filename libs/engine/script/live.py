@@ -8,8 +8,9 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
-from libs.engine.script.answer import U64
+from libs.engine.script.answer import U64, Sums
 from libs.engine.script.settings import Fault
+from libs.engine.script.speech import Bend
 from libs.engine.script.text import StopFilter, TextStream
 from libs.engine.stream import OutputStream
 from libs.transfer.api import Fetch, Offer
@@ -43,6 +44,7 @@ class LiveJob:
     arrived: float
     text: TextStream
     stops: StopFilter
+    bend: Bend
     stage: Stage = Stage.QUEUED
     offer: Offer | None = None
     fetch: Fetch | None = None
@@ -65,6 +67,12 @@ class LiveJob:
     last_token: int = 0
     digest: int = 0
     """What was read to make the last token."""
+    plan: tuple[int, ...] | None = None
+    """All that the answer says, where it is not drawn; read from KV before the first token that is
+    computed here."""
+    planned: bool = False
+    sums: Sums | None = None
+    """Beside a plan: what must be read, since the plan alone would not show what is wrong in KV."""
 
     first_step: float | None = None
     prompt_done: float | None = None

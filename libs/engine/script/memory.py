@@ -105,6 +105,10 @@ class KvMemory:
         """Return the first word at a place."""
         return int(self._flat[place, 0])
 
+    def first_words(self, places: I64) -> list[int]:
+        """Return the first word at each place."""
+        return self._flat[places, 0].tolist()
+
     def set_row(self, row: int, values: Sequence[int]) -> None:
         """Write an auxiliary row."""
         self._rows[row] = np.array(values, dtype=np.uint64)

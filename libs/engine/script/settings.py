@@ -8,7 +8,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Action", "AnswerMode", "Fault", "Phase", "Profile", "ScriptOptions"]
+__all__ = ["MARKERS", "Action", "AnswerMode", "Fault", "Phase", "Profile", "ScriptOptions"]
+
+MARKERS = ("[[say]]", "[[/say]]")
+"""Between them a prompt holds what `AnswerMode.SAY` says."""
 
 Seconds = Annotated[float, Meta(ge=0.0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -22,6 +25,9 @@ class AnswerMode(StrEnum):
     """Plain words drawn by a hash of all KV that the request holds."""
     ECHO = "echo"
     """The prompt itself, read back from KV memory token by token."""
+    SAY = "say"
+    """The text between the last `[[say]]` and the `[[/say]]` after it, read back from KV memory:
+    a test tells the model what to say. A prompt without the markers is answered as by `hash`."""
 
 
 class Phase(StrEnum):
@@ -89,6 +95,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seed: int = 0
     """Part of the model's identity: engines with other seeds give other answers."""
     answer: AnswerMode = AnswerMode.HASH
+    """`say` with a prompt such as `Please: [[say]]Hello.[[/say]]` answers `Hello.` and ends."""
     answer_tokens: Positive = 48
     """Mean length of an answer that may end by itself."""
     layers: Positive = 2
@@ -97,5 +104,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Values of 2 bytes; a token takes kv_heads x head_dim x 2 bytes in each K and V buffer."""
     vocab: Positive = 32000
     """Size of the made-up vocabulary; used only when there is no tokenizer."""
+    claims: dict[str, str | int | None] = {}
+    """Fields of the compatibility card that the engine states otherwise than they are."""
     profile: Profile = Profile()
     faults: tuple[Fault, ...] = ()

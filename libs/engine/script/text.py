@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -12,12 +13,15 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream  # pyright: ignore[reportUnknownVariableType] - unlisted
 
 from libs.engine.script.answer import Alphabet
+from libs.engine.script.settings import MARKERS
+from libs.engine.script.speech import read_out
 from libs.text.digest import tokenizer_digest
 
 __all__ = ["StopFilter", "TextStream", "Vocabulary", "load_vocabulary", "plain_vocabulary"]
 
 _WORD = re.compile(r"[\u0120\u2581][a-z]{2,}")
 """A token of a plain word, with the space before it as byte-level and piece tokenizers write it."""
+_NUMBERED = re.compile(r" w([0-9]{1,9})")
 _FEWEST_WORDS = 16
 
 
@@ -46,6 +50,19 @@ class Vocabulary:
         if self.tokenizer is None:
             return "".join(map(_word, tokens))
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text; made-up vocabularies know only their numbered words."""
+        if self.tokenizer is None:
+            numbers = (int(found) for found in _NUMBERED.findall(text))
+            return [number for number in numbers if number < self.alphabet.vocab]
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def read_out(self, prompt: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the tokens that a prompt tells the model to say, if it does."""
+        return read_out(
+            prompt, MARKERS, decode=lambda ids: self.text(list(ids)), encode=self.tokens
+        )
 
 
 class StopFilter:

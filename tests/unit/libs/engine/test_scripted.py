@@ -1,79 +1,33 @@
 """The scripted engine in one process: answers, limits, aborts and faults."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.clock import SystemClock
 from libs.engine.api import EngineDead
-from libs.engine.script.plane import pools_of
 from libs.engine.script.settings import Action, AnswerMode, Fault, Phase, Profile, ScriptOptions
-from libs.engine.scripted import ScriptedEngine, build, vocabulary_of
+from libs.engine.scripted import build, vocabulary_of
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.host import JobFailed, JobFinished, JobKind, JobTokens
-from proto.workers import Role
-from tests.support.engines import collect, expected, host_options, make_job, prompt_of
-from tests.support.plane import Exchange, MemoryPlane
+from tests.support.engines import (
+    both_sides,
+    collect,
+    empty,
+    engine_of,
+    expected,
+    host_options,
+    make_job,
+    pair,
+    prompt_of,
+    until,
+)
+from tests.support.plane import Exchange
 
 PREFILL, DECODE = JobKind.PREFILL, JobKind.DECODE
 SLOW = Profile(prefill_token_s=0.001, decode_token_s=0.002, chunk_tokens=16)
-
-
-class Crashed(Exception):
-    """Stands for the death of the process."""
-
-
-def crash():
-    raise Crashed
-
-
-@asynccontextmanager
-async def engine_of(options, exchange=None):
-    """A started engine that must be empty at the end."""
-
-    def open_plane(opts, memory, card, wake):
-        return MemoryPlane(exchange, opts.incarnation, *pools_of(memory), wake)
-
-    engine = ScriptedEngine(options, SystemClock(), open_plane=open_plane, crash=crash)
-    ready = await engine.start()
-    try:
-        yield engine, ready
-    finally:
-        await engine.stop()
-
-
-@asynccontextmanager
-async def pair(exchange=None, *, prefill=None, decode=None, **both):
-    """A prefill and a decode engine that share an exchange."""
-    exchange = exchange if exchange is not None else Exchange()
-    first = host_options(Role.PREFILL, name=1, **(both | (prefill or {})))
-    second = host_options(Role.DECODE, name=2, **(both | (decode or {})))
-    async with engine_of(first, exchange) as (p, ready), engine_of(second, exchange) as (d, _):
-        yield p, d, ready.address, exchange
-
-
-def both_sides(p, d, address, number, ids, **kwargs):
-    """Start a request on both engines; return their outputs as awaitables."""
-    source = make_job(number, ids, kind=PREFILL, **kwargs)
-    target = make_job(number, ids, kind=DECODE, source=address, **kwargs)
-    return collect(p.run(source)), collect(d.run(target))
-
-
-def empty(engine):
-    """Whether an engine holds nothing."""
-    load = engine.load()
-    return (load.running, load.waiting, load.kv_used_tokens, load.open_rooms) == (0, 0, 0, 0)
-
-
-async def until(condition):
-    """Wait for a state."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_an_aggregated_answer_is_the_reference():
