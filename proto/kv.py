@@ -7,7 +7,10 @@ from enum import StrEnum
 from proto.base import Message
 from proto.ids import Room
 
-__all__ = ["Lane", "PeerAddress", "TransferReport"]
+__all__ = ["KV_PROTOCOL", "Lane", "PeerAddress", "TransferReport"]
+
+KV_PROTOCOL = 2
+"""Raised when a change makes old and new data planes misunderstand each other."""
 
 
 class Lane(StrEnum):

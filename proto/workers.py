@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from enum import StrEnum
 
@@ -9,7 +10,8 @@ import msgspec
 
 from proto.base import Message
 from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
-from proto.kv import PeerAddress
+from proto.kv import KV_PROTOCOL, PeerAddress
+from proto.pairs import LanePolicy, PairReport
 
 __all__ = [
     "CompatCard",
@@ -22,6 +24,10 @@ __all__ = [
     "WorkerRef",
     "WorkerState",
 ]
+
+
+_DIGEST = 16
+_MARK = 4
 
 
 class Role(StrEnum):
@@ -94,14 +100,41 @@ class CompatCard(Message, frozen=True, kw_only=True):
     attention: str = ""
     engine: str = ""
     engine_version: str = ""
-    protocol: int = 1
+    protocol: int = KV_PROTOCOL
+    """Version of what two data planes say to each other."""
     draft: str | None = None
+    """How answers are drafted ahead, where they are."""
     context_tokens: int = 0
 
     @property
     def digest(self) -> str:
         """16 hex digits; equal exactly when the cards are equal."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:16]
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:_DIGEST]
+
+    @property
+    def compat(self) -> str:
+        """The digest, and four characters a field: what travels in place of the card.
+
+        Whoever has only this text can still name the fields in which another card differs.
+        """
+        marks = (_mark(name, getattr(self, name)) for name in self.__struct_fields__)
+        return f"{self.digest}.{''.join(marks)}"
+
+    def mismatches(self, compat: str) -> tuple[str, ...]:
+        """Return the names of the fields in which the card behind a `compat` text differs.
+
+        A text of another version of this program is a difference in `protocol`.
+        """
+        mine = self.compat
+        if compat == mine:
+            return ()
+        if len(compat) != len(mine):
+            return ("protocol",)
+        start = _DIGEST + 1
+        places = enumerate(self.__struct_fields__)
+        spans = ((name, start + at * _MARK) for at, name in places)
+        found = tuple(n for n, at in spans if compat[at : at + _MARK] != mine[at : at + _MARK])
+        return found or ("protocol",)
 
     def differences(self, other: CompatCard) -> tuple[str, ...]:
         """Return the names of the fields in which two cards differ."""
@@ -109,11 +142,24 @@ class CompatCard(Message, frozen=True, kw_only=True):
             name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)
         )
 
+    def contrast(self, other: CompatCard, here: str, there: str) -> str:
+        """Return the fields in which two cards differ, with the value that each side has."""
+        return ", ".join(
+            f"{name}: {getattr(self, name)} in {here}, {getattr(other, name)} in {there}"
+            for name in self.differences(other)
+        )
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV that one token takes in all layers of one engine."""
         width = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
         return self.layers * 2 * self.kv_heads * self.head_dim * width.get(self.kv_dtype, 2)
+
+
+def _mark(name: str, value: str | int | None) -> str:
+    """Return four characters that stand for the value of a field."""
+    digest = hashlib.sha256(f"{name}={value!r}".encode()).digest()
+    return base64.urlsafe_b64encode(digest[: _MARK * 3 // 4]).decode()
 
 
 class LeaseRef(Message, frozen=True, kw_only=True):
@@ -170,6 +216,10 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     """Process ids of the engine, for operators on the same host."""
     features: tuple[Feature, ...] = ()
+    kv_lanes: LanePolicy = LanePolicy()
+    """Which lanes its KV may take."""
+    pairs: tuple[PairReport, ...] = ()
+    """Decode: what is known of the way to each prefill engine."""
 
     @property
     def ref(self) -> WorkerRef:

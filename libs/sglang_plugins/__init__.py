@@ -4,7 +4,7 @@ Only this face may be imported outside SGLang's own processes.
 """
 
 from libs.sglang_plugins.address import decode_address, encode_address
-from libs.sglang_plugins.options import BACKEND, PLATFORM, PLUGIN, BackendOptions
+from libs.sglang_plugins.options import BACKEND, PLATFORM, PLUGIN, BackendOptions, draft_of
 
 __all__ = [
     "BACKEND",
@@ -12,5 +12,6 @@ __all__ = [
     "PLUGIN",
     "BackendOptions",
     "decode_address",
+    "draft_of",
     "encode_address",
 ]

@@ -14,7 +14,7 @@ import zmq
 
 from libs.sglang_plugins.address import encode_address
 from libs.sglang_plugins.link import HostLink
-from libs.sglang_plugins.options import BackendOptions
+from libs.sglang_plugins.options import BackendOptions, draft_of
 from libs.sglang_plugins.pools import check_supported, host_pool
 from libs.transfer.api import DataPlane, Fetch, KvLayout, Offer, PlaneSettings, Wake
 from libs.transfer.plane import UcxPlane
@@ -28,6 +28,9 @@ else:
     from sglang.srt.disaggregation.base import BaseKVManager
 
 __all__ = ["KnownPeers", "UcxBackend"]
+
+_HAND_S = 0.001
+_SENT_WAKE_S = 0.005
 
 
 class KnownPeers:
@@ -78,7 +81,7 @@ class UcxBackend(BaseKVManager):
         self._poller: Any = None
         self._telling = threading.Lock()
         self._link = HostLink(options.host_socket)
-        self.plane = _open_plane(args, options, self._wake)
+        self.plane = _open_plane(args, server_args, options, self._wake, self._tell_figures)
         self._link.send(
             PlaneOpened(
                 address=self.plane.address,
@@ -164,7 +167,6 @@ class UcxBackend(BaseKVManager):
     def _wake(self) -> None:
         """Wake the scheduler; runs on the plane's thread."""
         os.eventfd_write(self._news, 1)
-        self._tell_figures()
 
     def _tell_figures(self) -> None:
         # Two threads tell them: none may send what it read before the other's newer ones.
@@ -173,12 +175,16 @@ class UcxBackend(BaseKVManager):
             self._link.figures(stats.open_rooms, stats.dropped_chunks)
 
 
-def _open_plane(args: Any, options: BackendOptions, wake: Wake) -> DataPlane:
+def _open_plane(
+    args: Any, server: Any, options: BackendOptions, wake: Wake, rested: Wake
+) -> DataPlane:
+    facts = _facts(args, server, options)
     layout = KvLayout(
         page_bytes=tuple(args.kv_item_lens),
         row_bytes=tuple(args.aux_item_lens),
         page_tokens=int(args.page_size),
-        compat=_compat(args, options),
+        compat=_digest(facts),
+        facts=facts,
     )
     return UcxPlane(
         incarnation=options.incarnation,
@@ -193,19 +199,30 @@ def _open_plane(args: Any, options: BackendOptions, wake: Wake) -> DataPlane:
             connect_timeout_s=options.connect_timeout_s,
             want_timeout_s=options.want_timeout_s,
             transfer_timeout_s=options.transfer_timeout_s,
+            hand_s=_HAND_S,
+            sent_wake_s=_SENT_WAKE_S,
         ),
         wake=wake,
+        rested=rested,
     )
 
 
-def _compat(args: Any, options: BackendOptions) -> str:
-    facts = (
-        options.compat,
-        str(args.kv_cache_dtype_str),
-        tuple(args.kv_item_lens),
-        tuple(args.kv_layer_ids),
-        int(args.page_size),
-    )
+def _facts(args: Any, server: Any, options: BackendOptions) -> tuple[tuple[str, str], ...]:
+    """Return all that two schedulers must share, by field, so that a difference has a name."""
+    found = {
+        **options.facts,
+        "kv_dtype": _dtype_name(args.kv_cache_dtype_str),
+        "page_size": str(args.page_size),
+        "layers": ",".join(str(layer) for layer in args.kv_layer_ids),
+        "tp": str(server.tp_size),
+        "pp": str(server.pp_size),
+        "attention": str(getattr(server, "attention_backend", "")),
+        "draft": str(draft_of(server)),
+    }
+    return tuple(sorted(found.items()))
+
+
+def _digest(facts: tuple[tuple[str, str], ...]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

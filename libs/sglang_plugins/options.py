@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from proto.kv import Lane
 
-__all__ = ["BACKEND", "OPTIONS_VARIABLE", "PLATFORM", "PLUGIN", "BackendOptions"]
+__all__ = ["BACKEND", "OPTIONS_VARIABLE", "PLATFORM", "PLUGIN", "BackendOptions", "draft_of"]
 
 PLATFORM: Final = "pdbus_cpu"
 """Entry point of the platform for CPUs without special kernels (`SGLANG_PLATFORM`)."""
@@ -30,8 +30,8 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     incarnation: str
     host_socket: str
     """Unix socket (packets) on which the engine host listens."""
-    compat: str = ""
-    """What both ends must share beyond the shape of their pages: model, tokenizer, version."""
+    facts: dict[str, str] = {}
+    """What both ends must share beyond what schedulers know, by field of the card."""
     fork: bool = False
     """Start SGLang's processes by fork; only safe where no accelerator is in use."""
     lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
@@ -55,3 +55,18 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.ValidationError: the value is not ours.
         """
         return msgspec.json.decode(environment[OPTIONS_VARIABLE], type=cls)
+
+
+def draft_of(arguments: Any) -> str | None:
+    """Return how answers are drafted ahead by SGLang's arguments, or None."""
+    algorithm = getattr(arguments, "speculative_algorithm", None)
+    if not algorithm:
+        return None
+    names = (
+        "speculative_draft_model_path",
+        "speculative_draft_model_revision",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+    )
+    return " ".join((str(algorithm), *(str(getattr(arguments, name, None)) for name in names)))

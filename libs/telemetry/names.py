@@ -113,6 +113,12 @@ GATEWAY_DUPLICATES = Counter(
 GATEWAY_STALE = Counter(
     "pdbus.gateway.stale_chunks", "{chunk}", "Stream messages of attempts that are over."
 )
+GATEWAY_KEY_RELOADS = Counter(
+    "pdbus.gateway.key_reloads",
+    "{read}",
+    "Changes of the key file, taken or refused.",
+    ("outcome",),
+)
 GATEWAY_LEDGER_CONFLICTS = Counter(
     "pdbus.gateway.ledger_conflicts", "{conflict}", "Compare-and-set writes that lost.", ("op",)
 )
@@ -142,6 +148,7 @@ ROUTER_WORKERS = Gauge("pdbus.router.workers", "", "Live workers.", ("role", "st
 ROUTER_STALE_WORKERS = Counter(
     "pdbus.router.stale_workers", "{worker}", "Workers whose heartbeat stopped.", ("role",)
 )
+ROUTER_REFUSED_PAIRS = Gauge("pdbus.router.refused_pairs", "", "Pairs that get no work.")
 ROUTER_CLAIMS = Counter(
     "pdbus.router.claims", "{claim}", "Claims answered.", ("outcome", "error_code")
 )
@@ -248,7 +255,9 @@ KV_DROPPED_CHUNKS = Gauge(
 KV_BYTE_MISMATCHES = Counter(
     "pdbus.kv.byte_mismatches", "{transfer}", "Transfers whose moved and expected bytes differ."
 )
-KV_LANE_REFUSALS = Counter("pdbus.kv.lane_refusals", "{pair}", "Pairs refused.", ("lane",))
+KV_PAIR_REFUSALS = Counter(
+    "pdbus.kv.pair_refusals", "{pair}", "Pairs refused.", ("lane", "error_code")
+)
 
 # Cleanup
 

@@ -77,6 +77,8 @@ class KvLayout:
     page_tokens: int
     compat: str
     """Digest of the compatibility card (or of what the engine process knows of it)."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """What the digest is of, field by field, so that a difference can be named."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,16 @@ class PlaneSettings:
     """How long a fetch waits for its offer, and an offer for its fetch."""
     transfer_timeout_s: float = 20.0
     """Most time between the first and the last chunk without progress."""
+    hand_s: float = 0.0
+    """How long a fetch or a push waits for the plane's thread to take it up, GIL in hand.
+
+    For callers that would otherwise go on computing in Python while the thread waits its turn.
+    """
+    sent_wake_s: float = 0.0
+    """How much later than its end an offer that was sent well wakes its owner.
+
+    What follows then is housekeeping; on few cores it would delay what decode does at that time.
+    """
 
 
 @dataclass(slots=True)

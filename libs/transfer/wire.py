@@ -22,7 +22,7 @@ import numpy.typing as npt
 from proto.base import Message, ProtocolError, decode, encode
 from proto.errors import ErrorCode
 from proto.ids import Room
-from proto.kv import Lane
+from proto.kv import KV_PROTOCOL, Lane
 
 __all__ = [
     "ANY_TAG_MASK",
@@ -58,8 +58,7 @@ _Slots = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 _SlabBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Worker = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
-VERSION = 1
-"""Raised when a change makes old and new planes misunderstand each other."""
+VERSION = KV_PROTOCOL
 CONTROL_MAX = 16 << 10
 """Most bytes of a control message; a hello grows with the number of buffers."""
 CONTROL_TAG = 1 << 56
@@ -82,6 +81,8 @@ class WireLayout(Message, frozen=True, kw_only=True):
     row_bytes: tuple[int, ...]
     page_tokens: int
     compat: str
+    facts: dict[str, str] = {}
+    """What `compat` is the digest of, so that a difference can be named."""
 
 
 class Hello(Message, frozen=True, kw_only=True):

@@ -161,8 +161,11 @@ class Worker:
             raise PdbusError(ErrorCode.CANCELLED, "a cancel came first")
         if any(r == rid and n > attempt for r, n in self.attempts):
             raise PdbusError(ErrorCode.STALE_ATTEMPT, "a newer attempt runs here")
-        if compat != self.ready.card.digest:
-            raise PdbusError(ErrorCode.VERSION_MISMATCH, f"{compat} is not the card in use")
+        differing = self.ready.card.mismatches(compat)
+        if differing:
+            get_logger().error("cards differ", rid=rid, fields=differing, instance=self.instance)
+            detail = f"{self.instance} differs in {', '.join(differing)}"
+            raise PdbusError(ErrorCode.VERSION_MISMATCH, detail)
         return self.ready
 
     def end_lease(self, rid: RequestId, attempt: int, why: str) -> None:

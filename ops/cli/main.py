@@ -25,7 +25,7 @@ from ops.cli.views.logs import last_lines
 from ops.cli.views.screen import screen
 from ops.cli.views.trace import gather, request_id
 from ops.cli.views.waterfall import build, render
-from ops.cli.views.workers import table
+from ops.cli.views.workers import notes, table
 
 __all__ = ["main", "make_app"]
 
@@ -151,6 +151,8 @@ def workers(*, json: Switch = False, nats: str | None = None, state_dir: Path = 
             sys.stdout.write(msgspec.json.encode(beat).decode() + "\n")
     else:
         screen().print(table(beats))
+        for note in notes(beats):
+            screen().print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def trace(

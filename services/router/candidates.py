@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from libs.fleet import Fleet, Member
+from libs.fleet import Fleet, Member, PairRefusal, refusal_of, refusals
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Incarnation
 from proto.ledger import Mode
@@ -72,15 +72,15 @@ def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list
     """Return every place where the attempt could run.
 
     Raises:
-        PdbusError: no_worker if workers are missing; version_mismatch, naming the fields, if
-            workers are there but no two of them fit together.
+        PdbusError: no_worker if workers are missing; version_mismatch, naming the fields, or
+            lane_refused, naming the lanes, if workers are there but no two of them fit together.
     """
 
     def serving(*roles: Role) -> list[Heartbeat]:
         return [m.heartbeat for m in fleet.usable(now_s, *roles) if _serves(m, ask.model)]
 
     prefills, decodes = serving(Role.PREFILL), serving(Role.DECODE)
-    pairs = [(p, d) for p in prefills for d in decodes if _compatible(p, d)]
+    pairs = [(p, d) for p in prefills for d in decodes if refusal_of(p, d) is None]
     split = [_candidate(d, p, pending) for p, d in pairs]
     whole = [_candidate(d, None, pending) for d in serving(Role.AGGREGATED)]
     if ask.mode is Mode.DISAGGREGATED:
@@ -90,7 +90,8 @@ def candidates(ask: Place, fleet: Fleet, pending: Pending, now_s: float) -> list
     else:
         found = split or whole
     if not found:
-        raise _nothing(ask, prefills, decodes)
+        everyone = [m.heartbeat for m in fleet.usable(now_s, Role.PREFILL, Role.DECODE)]
+        raise _nothing(ask, prefills, decodes, everyone)
     # A worker that failed an earlier attempt is used again only where there is no other.
     suspects = {ref.incarnation for ref in ask.exclude}
     return [c for c in found if not _uses(c, suspects)] or found
@@ -107,32 +108,48 @@ def _uses(candidate: Candidate, incarnations: set[Incarnation]) -> bool:
     return candidate.prefill is not None and candidate.prefill.incarnation in incarnations
 
 
-def _compatible(prefill: Heartbeat, decode: Heartbeat) -> bool:
-    return prefill.card is not None and prefill.card == decode.card
-
-
 def _candidate(decode: Heartbeat, prefill: Heartbeat | None, pending: Pending) -> Candidate:
     return Candidate(
         decode=decode,
-        compat=decode.card.digest if decode.card else "",
+        compat=decode.card.compat if decode.card else "",
         prefill=prefill,
         decode_pending=pending.attempts(decode.incarnation),
         prefill_pending_tokens=pending.tokens(prefill.incarnation) if prefill else 0,
     )
 
 
-def _nothing(ask: Place, prefills: Sequence[Heartbeat], decodes: Sequence[Heartbeat]) -> PdbusError:
+def _nothing(
+    ask: Place,
+    prefills: Sequence[Heartbeat],
+    decodes: Sequence[Heartbeat],
+    everyone: Sequence[Heartbeat],
+) -> PdbusError:
     if ask.mode is Mode.AGGREGATED:
         return PdbusError(ErrorCode.NO_WORKER, "no aggregated worker", retry_after_s=1)
-    if prefills and decodes:
-        fields = {
-            name
-            for p in prefills
-            for d in decodes
-            if p.card and d.card
-            for name in p.card.differences(d.card)
-        }
-        detail = f"prefill and decode differ in {', '.join(sorted(fields))}"
-        return PdbusError(ErrorCode.VERSION_MISMATCH, detail, retry_after_s=5)
+    refused = [r for p in prefills for d in decodes if (r := refusal_of(p, d)) is not None]
+    # Workers that differ in the name of their model only are meant for each other.
+    refused = refused or [
+        refusal
+        for refusal in refusals(everyone)
+        if refusal.fields == ("model",) and _is_about(refusal, ask.model)
+    ]
+    if refused:
+        return _refused(refused)
     missing = "prefill" if not prefills else "decode"
     return PdbusError(ErrorCode.NO_WORKER, f"no {missing} worker is ready", retry_after_s=1)
+
+
+def _is_about(refusal: PairRefusal, model: str) -> bool:
+    return any(
+        b.card is not None and b.card.model == model for b in (refusal.prefill, refusal.decode)
+    )
+
+
+def _refused(refused: Sequence[PairRefusal]) -> PdbusError:
+    lanes = [refusal for refusal in refused if not refusal.fields]
+    if lanes:
+        # Where cards fit somewhere, it is the lane that keeps the model from being served.
+        return PdbusError(lanes[0].code, lanes[0].detail, retry_after_s=5)
+    fields = sorted({name for refusal in refused for name in refusal.fields})
+    detail = f"prefill and decode differ in {', '.join(fields)} ({refused[0].detail})"
+    return PdbusError(ErrorCode.VERSION_MISMATCH, detail, retry_after_s=5)

@@ -21,6 +21,7 @@ from services.router.candidates import Pending
 from services.router.claims import Claims
 from services.router.placing import Placing
 from services.router.policies import POLICIES
+from services.router.refusals import Refusals
 from services.router.turns import Turns
 
 __all__ = ["RouterService"]
@@ -47,6 +48,7 @@ class RouterService:
         self._ref = WorkerRef(role=Role.ROUTER, instance=instance, incarnation=incarnation)
         self._state = WorkerState.LOADING
         self._pending = Pending()
+        self._refusals = Refusals(self.fleet)
         self._turns = Turns(clock)
         self._listener = FleetListener(
             bus=bus, clock=clock, fleet=self.fleet, on_heard=self._on_heard
@@ -114,6 +116,7 @@ class RouterService:
 
     def _on_heard(self, member: Member) -> None:
         self._pending.heard(member.heartbeat.incarnation)
+        self._refusals.heard(member)
         if member.heartbeat.role in {Role.DECODE, Role.AGGREGATED, Role.PREFILL}:
             self._turns.wake()
 

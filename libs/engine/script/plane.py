@@ -46,6 +46,7 @@ def layout_of(memory: KvMemory, card: CompatCard) -> KvLayout:
         row_bytes=(ROW_WORDS * 8,),
         page_tokens=memory.page_size,
         compat=card.digest,
+        facts=tuple((name, str(getattr(card, name))) for name in card.__struct_fields__),
     )
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from libs.engine.options import HostOptions
 from libs.models.hashes import Hashes, hash_folder
+from libs.sglang_plugins import draft_of
 from proto.backend import PlaneOpened
 from proto.workers import CompatCard
 
-__all__ = ["compat_text", "make_card", "model_hashes"]
+__all__ = ["compat_facts", "make_card", "model_hashes"]
 
 
 def model_hashes(options: HostOptions) -> Hashes:
@@ -21,9 +22,14 @@ def model_hashes(options: HostOptions) -> Hashes:
     return Hashes(options.model_path, options.model_path)
 
 
-def compat_text(hashes: Hashes, version: str) -> str:
-    """Return what two engines must share beyond the shape of their pages."""
-    return "|".join((*hashes, version))
+def compat_facts(hashes: Hashes, version: str) -> dict[str, str]:
+    """Return what two engines must share beyond what their schedulers know, by card field."""
+    return {
+        "revision": hashes.revision,
+        "tokenizer": hashes.tokenizer,
+        "engine": "sglang",
+        "engine_version": version,
+    }
 
 
 def make_card(
@@ -62,6 +68,7 @@ def make_card(
         attention=str(arguments.attention_backend),
         engine="sglang",
         engine_version=version,
+        draft=draft_of(arguments),
         context_tokens=int(model.context_len),
     )
 

@@ -22,7 +22,7 @@ from libs.engine.sgl.arguments import (
     count_accelerators,
     trace_target,
 )
-from libs.engine.sgl.card import compat_text, make_card, model_hashes
+from libs.engine.sgl.card import compat_facts, make_card, model_hashes
 from libs.engine.sgl.leftovers import free_port, remove_dead_segments
 from libs.engine.sgl.link import BackendLink
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
@@ -70,7 +70,7 @@ def start(options: HostOptions) -> Started:
     )
     hashes = model_hashes(options)
     link = BackendLink()
-    backend = _backend_options(options, link.path, compat_text(hashes, version("sglang")), cuda)
+    backend = _backend_options(options, link.path, compat_facts(hashes, version("sglang")), cuda)
     os.environ.update(backend.to_environment())
     remove_dead_segments()
     try:
@@ -118,12 +118,12 @@ def _longest(role: Role, info: dict[str, Any], arguments: Any) -> int:
 
 
 def _backend_options(
-    options: HostOptions, socket_path: str, compat: str, cuda: bool
+    options: HostOptions, socket_path: str, facts: dict[str, str], cuda: bool
 ) -> BackendOptions:
     return BackendOptions(
         incarnation=options.incarnation,
         host_socket=socket_path,
-        compat=compat,
+        facts=facts,
         fork=not cuda,
         lanes=options.lanes,
         interface=options.interface,

@@ -64,13 +64,20 @@ def wire_layout(layout: KvLayout) -> WireLayout:
         row_bytes=layout.row_bytes,
         page_tokens=layout.page_tokens,
         compat=layout.compat,
+        facts=dict(layout.facts),
     )
 
 
 def layout_differences(mine: WireLayout, theirs: WireLayout) -> list[str]:
     """Return one phrase a field that differs, naming it."""
-    found: list[str] = []
-    for name in ("page_tokens", "compat"):
+    names = sorted(mine.facts.keys() | theirs.facts.keys())
+    found = [
+        f"{name}: {mine.facts.get(name)} in prefill, {theirs.facts.get(name)} in decode"
+        for name in names
+        if mine.facts.get(name) != theirs.facts.get(name)
+    ]
+    # The digest says nothing that a named field has not said already.
+    for name in ("page_tokens",) if found else ("page_tokens", "compat"):
         here, there = getattr(mine, name), getattr(theirs, name)
         if here != there:
             found.append(f"{name}: {here} in prefill, {there} in decode")

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from libs.bus import Bus
 from libs.clock import SystemClock
-from libs.fleet import Fleet, FleetListener
+from libs.fleet import Fleet, FleetListener, refusals
 from proto.workers import Heartbeat, Role
 
-__all__ = ["listen", "table"]
+__all__ = ["listen", "notes", "table"]
 
 LISTEN_S = 1.2
 """A little more than the period of heartbeats: every living process speaks in it."""
@@ -50,6 +50,14 @@ def table(beats: Sequence[Heartbeat]) -> Table:
     for beat in beats:
         shown.add_row(*_row(beat))
     return shown
+
+
+def notes(beats: Sequence[Heartbeat]) -> list[str]:
+    """Return a line for each pair that gets no work, and why."""
+    return [
+        f"refused: {pair.prefill.instance} → {pair.decode.instance}: {pair.code}: {pair.detail}"
+        for pair in refusals(beats)
+    ]
 
 
 def _row(beat: Heartbeat) -> Iterable[str]:

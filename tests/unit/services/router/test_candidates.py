@@ -91,8 +91,10 @@ def test_all_compatible_pairs_are_found() -> None:
         ("attention", "x"),
         ("engine", "x"),
         ("engine_version", "x"),
-        ("protocol", 2),
+        ("protocol", 1),
         ("draft", "x"),
+        ("context_tokens", 1),
+        ("model", "x"),
     ],
 )
 def test_a_difference_in_one_field_is_named(field: str, value: object) -> None:
@@ -102,7 +104,7 @@ def test_a_difference_in_one_field_is_named(field: str, value: object) -> None:
     worker(fleet, Role.DECODE, 0, **{field: value})
     code, detail = code_of(ask(), fleet)
     assert code is ErrorCode.VERSION_MISMATCH
-    assert detail.endswith(f"differ in {field}")
+    assert detail.startswith(f"prefill and decode differ in {field} ({field}: ")
 
 
 def test_a_missing_side_is_named() -> None:

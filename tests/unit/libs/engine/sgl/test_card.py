@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from libs.engine.options import EngineKind, HostOptions
-from libs.engine.sgl.card import compat_text, make_card, model_hashes
+from libs.engine.sgl.card import compat_facts, make_card, model_hashes
 from libs.models.hashes import Hashes
+from libs.sglang_plugins import draft_of
 from proto.backend import PlaneOpened
 from proto.ids import Incarnation
 from proto.kv import PeerAddress
@@ -98,4 +99,16 @@ def test_a_local_model_is_known_by_content(tmp_path: Path):
 def test_another_version_is_another_compat():
     """Two SGLang versions never exchange KV."""
     hashes = Hashes("r", "t")
-    assert compat_text(hashes, "0.5.23") != compat_text(hashes, "0.5.24")
+    here, there = (compat_facts(hashes, version) for version in ("0.5.23", "0.5.24"))
+    assert {name for name in here if here[name] != there[name]} == {"engine_version"}
+
+
+def test_drafting_is_part_of_the_card():
+    """An engine that drafts ahead differs from one that does not, and by how it drafts."""
+    assert draft_of(SimpleNamespace(speculative_algorithm=None)) is None
+    drafts = [
+        draft_of(SimpleNamespace(speculative_algorithm="EAGLE", speculative_num_steps=steps))
+        for steps in (3, 5)
+    ]
+    assert None not in drafts
+    assert drafts[0] != drafts[1]

@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from libs.transfer.links.door import judge, layout_differences
+from libs.engine.script.memory import KvMemory
+from libs.engine.script.plane import layout_of
+from libs.engine.script.settings import ScriptOptions
+from libs.engine.scripted import card_of, vocabulary_of
+from libs.transfer.links.door import judge, layout_differences, wire_layout
 from libs.transfer.wire import VERSION, Hello, WireLayout
 from proto.errors import ErrorCode
 from proto.kv import Lane
+from proto.workers import CompatCard
+from tests.support.engines import host_options
 
 LAYOUT = WireLayout(page_bytes=(8, 8), row_bytes=(4,), page_tokens=16, compat="card")
 
@@ -60,3 +66,23 @@ def test_every_difference_is_named() -> None:
         "page_bytes[1]: 8 in prefill, 9 in decode",
         "row_bytes: 1 buffers in prefill, 0 in decode",
     ]
+
+
+def card(**changes: object) -> CompatCard:
+    """Return the card of a scripted engine, changed."""
+    options = host_options(script=ScriptOptions(claims=dict(changes)))
+    return card_of(options, vocabulary_of(options))
+
+
+@pytest.mark.parametrize("field", CompatCard.__struct_fields__)
+def test_a_field_of_the_card_that_differs_is_named(field: str) -> None:
+    """Two engines that differ in one field of their cards, whichever, are kept apart by it."""
+    memory = KvMemory(pages=2, page_size=4, buffers=4, words=2, rows=1, places=8)
+    mine = card()
+    value = getattr(mine, field)
+    theirs = card(**{field: value + 1 if isinstance(value, int) else "other"})
+    here, there = (wire_layout(layout_of(memory, one)) for one in (mine, theirs))
+    refusal = judge(hello(layout=there), here, "prefill", 100)
+    assert refusal is not None
+    assert refusal.code is ErrorCode.VERSION_MISMATCH
+    assert refusal.detail == f"{field}: {value} in prefill, {getattr(theirs, field)} in decode"
