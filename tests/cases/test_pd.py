@@ -91,7 +91,7 @@ def alive(stack: RunningStack) -> None:
     stack.wait_ready(30)
 
 
-INTERNAL = [name for name, row in CHAT_FIELDS.items() if row.stance is Stance.INTERNAL]
+INTERNAL = sorted(CHAT_FIELDS.names(Stance.INTERNAL))
 FOREIGN = ["kv_transfer_params", "bootstrap_room_id", "transfer_id", "dp_rank"]
 
 

@@ -1,15 +1,20 @@
 """The public API in OpenAI's words: what is accepted, and how answers are framed."""
 
-from services.gateway.openai.ask import CallRules
-from services.gateway.openai.chat import ChatEndpoint, EdgeRules
+from services.gateway.openai.chat import ChatApi
+from services.gateway.openai.endpoint import Api, Endpoint, Seat
 from services.gateway.openai.models import ModelEndpoint, ModelsEndpoint
-from services.gateway.openai.texts import Texts
+from services.gateway.openai.prompts import ModelDetokenizer, Texts
+from services.gateway.openai.rules import CallRules, EdgeRules
 
 __all__ = [
+    "Api",
     "CallRules",
-    "ChatEndpoint",
+    "ChatApi",
     "EdgeRules",
+    "Endpoint",
+    "ModelDetokenizer",
     "ModelEndpoint",
     "ModelsEndpoint",
+    "Seat",
     "Texts",
 ]

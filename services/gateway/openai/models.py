@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from proto.errors import PdbusError
 from proto.openai.models import ModelInfo, ModelList
 from services.gateway.edge import exchange_of, send_error, send_json
-from services.gateway.openai.texts import Texts
+from services.gateway.openai.prompts import Texts
 
 __all__ = ["ModelEndpoint", "ModelsEndpoint"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,7 +10,7 @@ from libs.clock.api import Clock
 from libs.telemetry import attributes, count, names, observe, set_attributes
 from proto.gateway import FinishReason
 from proto.ledger import Usage
-from services.gateway.api import Call, Delta
+from services.gateway.api import Call
 from services.gateway.edge import Exchange
 
 __all__ = ["Stage", "Tally"]
@@ -46,22 +47,25 @@ class Tally:
     streaming: bool = False
     first_s: float | None = None
     last_s: float | None = None
-    finish: FinishReason | None = None
+    finishes: Sequence[FinishReason] = ()
+    """Of each choice, once all have ended."""
     usage: Usage | None = None
+    """Of all choices together."""
 
-    def take(self, delta: Delta) -> None:
-        """Count a part of the answer."""
+    def take(self) -> None:
+        """Note that a part of the answer has come."""
         self.last_s = self.clock.monotonic()
         if self.first_s is None:
             self.first_s = self.last_s
             self.stage = Stage.STREAM
-        if delta.finish is not None:
-            self.finish = delta.finish
-            self.usage = delta.usage
 
-    def ask(self, call: Call, *, streaming: bool) -> None:
+    def end(self, finishes: Sequence[FinishReason], usage: Usage) -> None:
+        """Note that the answer is complete."""
+        self.finishes, self.usage = finishes, usage
+
+    def ask(self, calls: Sequence[Call], *, prompt_tokens: int, streaming: bool) -> None:
         """Note what is asked for, for the span too."""
-        self.call = call
+        call = self.call = calls[0]
         self.streaming = streaming
         self.stage = Stage.PLACE
         set_attributes(
@@ -73,7 +77,7 @@ class Tally:
                 attributes.GEN_AI_REQUEST_TEMPERATURE: call.sampling.temperature,
                 attributes.GEN_AI_REQUEST_TOP_P: call.sampling.top_p,
                 attributes.GEN_AI_REQUEST_STREAM: streaming,
-                attributes.GEN_AI_INPUT_TOKENS: call.prompt_tokens,
+                attributes.GEN_AI_INPUT_TOKENS: prompt_tokens,
             }
         )
 
@@ -127,7 +131,7 @@ class Tally:
             observe(names.GEN_AI_TIME_PER_OUTPUT_TOKEN, each_s, **common)
 
     def _tokens(self, exchange: Exchange, model: str, answer_id: str) -> None:
-        if self.usage is None or self.finish is None:
+        if self.usage is None:
             return
         usage = self.usage
         observe(names.GATEWAY_INPUT_TOKENS, usage.prompt_tokens, model_name=model)
@@ -136,13 +140,13 @@ class Tally:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
-            finish=str(self.finish),
+            finish=",".join(self.finishes),
         )
         set_attributes(
             **{
                 attributes.GEN_AI_RESPONSE_MODEL: model,
                 attributes.GEN_AI_RESPONSE_ID: answer_id,
-                attributes.GEN_AI_FINISH_REASONS: (str(self.finish),),
+                attributes.GEN_AI_FINISH_REASONS: tuple(map(str, self.finishes)),
                 attributes.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
                 attributes.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
                 attributes.GEN_AI_CACHED_TOKENS: usage.cached_tokens,

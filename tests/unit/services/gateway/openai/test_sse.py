@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
+from proto.ids import RequestId
 from proto.ledger import Usage
 from proto.openai.stream import ChatChunk, ChunkChoice, DeltaMessage
-from services.gateway.openai.sse import DONE, ChatFrames, error_frame, frame
+from services.gateway.api import Delta
+from services.gateway.openai.chat.frames import ChatFrames
+from services.gateway.openai.frames import DONE, Head, error_frame, frame
 from tests.unit.services.gateway.rig import events_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -22,7 +25,12 @@ models = st.text("abc-./_0", min_size=1, max_size=20)
 
 
 def frames(model: str = "m", *, include_usage: bool = False) -> ChatFrames:
-    return ChatFrames(answer_id="chatcmpl-1", created=5, model=model, include_usage=include_usage)
+    head = Head(RequestId("1"), 5, model)
+    return ChatFrames(head, choices=1, include_usage=include_usage)
+
+
+def said(made: ChatFrames, text: str) -> bytes:
+    return made.delta(0, Delta(b"\0\0\0\0", text))
 
 
 @settings(deadline=None)
@@ -32,7 +40,7 @@ def test_text_chunks_equal_the_typed_ones(text: str, model: str, include_usage: 
     choice = ChunkChoice(index=0, delta=DeltaMessage(content=text))
     usage = {"usage": None} if include_usage else {}
     chunk = ChatChunk(id="chatcmpl-1", created=5, model=model, choices=(choice,), **usage)
-    assert frames(model, include_usage=include_usage).text(text) == frame(chunk)
+    assert said(frames(model, include_usage=include_usage), text) == frame(chunk)
 
 
 @settings(deadline=None)
@@ -43,7 +51,8 @@ def test_a_stream_can_be_put_together_again(
     """Role once, all text in order, one finish, usage only if asked for, `[DONE]` last."""
     made = frames(include_usage=include_usage)
     usage = Usage(prompt_tokens=3, completion_tokens=len(pieces))
-    stream = made.opening + b"".join(map(made.text, pieces)) + made.end(finish, usage)
+    stream = made.opening + b"".join(said(made, piece) for piece in pieces)
+    stream += made.finish(0, finish) + made.end(usage)
     *chunks, done = events_of(stream)
     assert done == "[DONE]"
     assert stream.endswith(DONE)
@@ -63,7 +72,7 @@ def test_a_stream_can_be_put_together_again(
 @given(texts)
 def test_every_event_is_one_line(text: str):
     """No text can end an event early or begin another: its line breaks are escaped."""
-    event = frames().text(text)
+    event = said(frames(), text)
     assert event.startswith(b"data: {")
     assert event.endswith(b"}\n\n")
     assert b"\n" not in event[:-2]
@@ -76,7 +85,7 @@ def test_every_prefix_in_events_is_valid_utf8(pieces: list[str]):
     """A reader that decodes event by event never meets half a character."""
     made = frames()
     for piece in pieces:
-        made.text(piece).decode("utf-8")
+        said(made, piece).decode("utf-8")
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
@@ -92,7 +101,7 @@ def test_ids_time_and_model_are_constant():
     """All chunks of a stream say the same about it."""
     made = frames(include_usage=True)
     usage = Usage(prompt_tokens=1, completion_tokens=1)
-    stream = made.opening + made.text("x") + made.end(FinishReason.STOP, usage)
+    stream = made.opening + said(made, "x") + made.finish(0, FinishReason.STOP) + made.end(usage)
     chunks = events_of(stream)[:-1]
     common = [{k: c[k] for k in ("id", "object", "created", "model")} for c in chunks]
     wanted = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from proto.errors import ErrorCode, PdbusError
 from proto.openai.chat import ChatRequest
-from services.gateway.openai.fields import CHAT_FIELDS, Stance, field_table
-from services.gateway.openai.validate import decode_chat
+from services.gateway.openai.chat import ChatApi
+from services.gateway.openai.fields import CHAT_FIELDS, Stance
 from tests.unit.services.gateway.rig import Rig, chat_body, rules
 
 BLNS = Path(__file__).parents[5] / ".." / "shared" / "traces" / "blns.json"
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 def refusal(body: Any) -> PdbusError:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(PdbusError) as caught:
-        decode_chat(raw)
+        ChatApi().read(raw)
     return caught.value
 
 
@@ -161,9 +161,7 @@ async def test_what_would_be_ignored_is_refused(rig: Rig, field: str, param: str
     assert rig.calls.opened == []
 
 
-@pytest.mark.parametrize(
-    "name", [row.name for row in CHAT_FIELDS.values() if row.stance is Stance.INTERNAL]
-)
+@pytest.mark.parametrize("name", sorted(CHAT_FIELDS.names(Stance.INTERNAL)))
 @pytest.mark.parametrize("value", [None, 1, "x"])
 def test_internal_fields_cannot_be_set(name: str, value: object):
     """What routes a request inside is refused from outside, even as null."""
@@ -184,9 +182,9 @@ def test_internal_fields_cannot_be_set(name: str, value: object):
         (b"[]", "Expected object, got array"),
         (b'"text"', "Expected object, got str"),
         (b"null", "Expected object, got null"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-        (b"[" * 1_000_000, "Expected object, got array"),
-        (b'{"messages":' + b'{"a":' * 50_000, "nested too deeply"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper"),
+        (b"[" * 1_000_000, "nested deeper"),
+        (b'{"messages":' + b'{"a":' * 50_000, "nested deeper"),
     ],
 )
 async def test_a_body_that_is_no_object_is_refused(rig: Rig, body: bytes, text: str):
@@ -220,7 +218,7 @@ def test_a_missing_field_is_named(name: str):
 )
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]):
     """Values that mean the default, and null, are taken."""
-    assert decode_chat(json.dumps(chat_body(**fields)).encode()).model == "toy"
+    assert ChatApi().read(json.dumps(chat_body(**fields)).encode()).model == "toy"
 
 
 def test_a_value_must_have_the_right_type_to_be_neutral():
@@ -231,23 +229,23 @@ def test_a_value_must_have_the_right_type_to_be_neutral():
 
 def test_the_table_is_the_request():
     """The rows that are carried out are exactly the fields of the request type."""
-    done = {row.name for row in CHAT_FIELDS.values() if row.stance is Stance.DONE}
+    done = CHAT_FIELDS.names(Stance.DONE)
     assert done == set(ChatRequest.__struct_fields__)
 
 
 def test_the_readme_has_the_table():
     """The field table of the README is the one of the code."""
     readme = Path(__file__).parents[5] / "services" / "gateway" / "README.md"
-    assert field_table() in readme.read_text(encoding="utf-8")
+    assert CHAT_FIELDS.markdown() in readme.read_text(encoding="utf-8")
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(CHAT_FIELDS)), VALUES, max_size=4))
+@given(st.dictionaries(st.sampled_from(sorted(CHAT_FIELDS.rows)), VALUES, max_size=4))
 def test_no_body_is_a_bug(fields: dict[str, Any]):
     """Any values for known fields: a valid request, or an error with a client's status."""
     raw = json.dumps(chat_body(**fields)).encode()
     try:
-        request = decode_chat(raw)
+        request = ChatApi().read(raw)
     except PdbusError as error:
         assert error.spec.http == 400  # noqa: PT017 - both outcomes are allowed
         msgspec.json.encode(error.public_text)
@@ -275,7 +273,7 @@ def test_naughty_strings_are_text_or_refused(place: str):
             case _:
                 fields[place] = text
         try:
-            request = decode_chat(json.dumps(chat_body(**fields)).encode())
+            request = ChatApi().read(json.dumps(chat_body(**fields)).encode())
         except PdbusError as error:
             assert error.spec.http == 400  # noqa: PT017 - both outcomes are allowed
             continue

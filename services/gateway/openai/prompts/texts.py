@@ -1,20 +1,15 @@
-"""From messages to token ids, with the tokenizer and template of the model that is asked."""
+"""The models that can be asked, and their tokenizers and templates."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from libs.telemetry import get_logger
-from libs.text import ModelText, TemplateRefused, Turn
+from libs.text import ModelText
 from proto.errors import ErrorCode, PdbusError
-from proto.openai.chat import Message
 from services.gateway.api import FleetView, ServedModel
 
-__all__ = ["INLINE_CHARS", "ModelDetokenizer", "Texts", "prompt_ids"]
-
-INLINE_CHARS = 16_384
-"""Longer prompts are encoded on a thread, so that they do not hold up other streams."""
+__all__ = ["ModelDetokenizer", "Texts"]
 
 
 class Texts:
@@ -80,39 +75,3 @@ class ModelDetokenizer:
         """Return the text of some tokens, or None if the model is not known here."""
         text = self._texts.get(model)
         return None if text is None else text.tokenizer.decode(ids)
-
-
-async def prompt_ids(
-    text: ModelText, messages: list[Message], *, context_tokens: int, unix_ms: int
-) -> bytes:
-    """Return the ids of a conversation as little-endian uint32.
-
-    Raises:
-        PdbusError: the model's template does not accept the messages, or they are so long that
-            they need not be encoded to know that they do not fit.
-    """
-    try:
-        prompt = text.template.render([_turn(message) for message in messages], unix_ms=unix_ms)
-    except TemplateRefused as error:
-        raise PdbusError(ErrorCode.INVALID_VALUE, str(error), param="messages") from error
-    fewest = text.tokenizer.fewest_tokens(prompt)
-    if fewest > context_tokens:
-        raise PdbusError(
-            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"The model's context is {context_tokens} tokens, and the messages have {fewest} at"
-            " least.",
-            param="messages",
-        )
-    if len(prompt) <= INLINE_CHARS:
-        return text.tokenizer.encode(prompt)
-    return await asyncio.to_thread(text.tokenizer.encode, prompt)
-
-
-def _turn(message: Message) -> Turn:
-    content = message.content or ""
-    return Turn(
-        role="system" if message.role == "developer" else message.role,
-        content=content if isinstance(content, str) else "".join(part.text for part in content),
-        name=message.name,
-        tool_call_id=message.tool_call_id,
-    )

@@ -1,0 +1,154 @@
+"""From calls to their answer: in one piece, or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import Send
+
+from libs.clock.api import Clock
+from proto.errors import ErrorCode, PdbusError
+from proto.gateway import FinishReason
+from proto.ledger import Usage
+from services.gateway.api import Calls, Delta, Live
+from services.gateway.edge import EventStream, Exchange, send_json
+from services.gateway.edge.reply import Header
+from services.gateway.openai.answers.asked import Asked
+from services.gateway.openai.answers.fan import Lives, open_all
+from services.gateway.openai.answers.said import UNFINISHED, Said, total_usage
+from services.gateway.openai.frames import Frames, Head
+from services.gateway.openai.tally import Stage, Tally
+
+__all__ = ["Giving"]
+
+_BATCH_BYTES = 65_536
+
+
+@dataclass(slots=True)
+class Giving:
+    """One answer on its way."""
+
+    asked: Asked
+    calls: Calls
+    exchange: Exchange
+    tally: Tally
+    clock: Clock
+    at_once: int
+    """Most calls that run at a time."""
+    expose_placement: bool
+    """Whether the answer's head names the workers."""
+    live: Live | None = None
+    frames: Frames | None = None
+    _ends: dict[int, tuple[FinishReason, Usage]] = field(
+        default_factory=dict[int, tuple[FinishReason, Usage]]
+    )
+
+    async def whole(self, send: Send) -> None:
+        """Give the answer in one piece.
+
+        Raises:
+            PdbusError: nothing has been sent.
+        """
+        async with self._opened() as lives:
+            said = [Said() for _ in self.asked.calls]
+            async with aclosing(lives.deltas()) as deltas:
+                async for index, delta in deltas:
+                    self._take(index, delta)
+                    said[index].take(delta)
+            body = self.asked.shape.whole(self._head(lives), said, self._end())
+        spent_ms = round((self.clock.monotonic() - self.exchange.started_s) * 1000)
+        headers = [*self._headers(), (b"openai-processing-ms", str(spent_ms).encode())]
+        await send_json(self.exchange, send, body, headers=headers)
+
+    async def stream(self, events: EventStream) -> None:
+        """Give the answer as it comes; what is there at once is written at once.
+
+        A finish chunk is written when its request has ended everywhere, and not before.
+
+        Raises:
+            PdbusError: `events` has been given all text that came before.
+        """
+        async with self._opened() as lives, aclosing(lives.deltas()) as deltas:
+            frames = self.frames = self.asked.shape.frames(self._head(lives))
+            batch = b""
+            try:
+                async for index, delta in deltas:
+                    self._take(index, delta)
+                    batch += frames.delta(index, delta)
+                    if delta.finish is not None:
+                        batch += frames.finish(index, delta.finish)
+                    # What ends the last choice goes out with the end of the answer.
+                    due = len(self._ends) < len(self.asked.calls) and not lives.pending
+                    if batch and (due or len(batch) >= _BATCH_BYTES):
+                        await events.write(batch)
+                        batch = b""
+                last = frames.end(self._end())
+            except PdbusError:
+                if batch:
+                    await events.write(batch)
+                raise
+        await events.close(batch + last)
+
+    def event_stream(self, send: Send) -> EventStream:
+        """Return the events of this answer; their head waits for the first write."""
+        return EventStream(
+            self.exchange,
+            send,
+            clock=self.clock,
+            opening=lambda: None if self.frames is None else self.frames.opening,
+            headers=self._headers,
+        )
+
+    def _take(self, index: int, delta: Delta) -> None:
+        self.tally.take()
+        if delta.finish is not None and delta.usage is not None:
+            self._ends[index] = delta.finish, delta.usage
+
+    def _end(self) -> Usage:
+        """Return the usage of the whole answer, and tell the tally."""
+        ends = self._ends
+        if len(ends) < len(self.asked.calls):
+            raise PdbusError(ErrorCode.INTERNAL, UNFINISHED)
+        finishes, usages = zip(*(ends[index] for index in sorted(ends)), strict=True)
+        usage = total_usage(usages, self.asked.choices_a_prompt)
+        self.tally.end(finishes, usage)
+        return usage
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[Lives]:
+        """Open the calls; if the block does not come to its end, they are given up."""
+        opening = open_all(
+            self.calls,
+            self.asked.calls,
+            at_once=self.at_once,
+            why=lambda: self.exchange.abandoned or "not_delivered",
+        )
+        async with opening as lives:
+            live = self.live = lives.first
+            # With a key the request may be an older one.
+            if self.exchange.request_id == self.exchange.rid:
+                self.exchange.request_id = live.rid
+            self.exchange.rid = live.rid
+            self.tally.stage = Stage.FIRST
+            yield lives
+
+    def _head(self, lives: Lives) -> Head:
+        live = lives.first
+        return Head(live.rid, live.created_ms // 1000, self.asked.calls[0].model)
+
+    def _headers(self) -> Sequence[Header]:
+        if self.live is None or not self.expose_placement:
+            return ()
+        placement = self.live.placement
+        headers = [
+            (b"x-pdbus-decode", placement.decode.instance.encode()),
+            (b"x-pdbus-mode", placement.mode.encode()),
+            (b"x-pdbus-attempt", str(placement.attempt).encode()),
+        ]
+        if self.tally.usage is not None and self.tally.usage.migrations:
+            headers.append((b"x-pdbus-migrations", str(self.tally.usage.migrations).encode()))
+        if placement.prefill is not None:
+            headers.append((b"x-pdbus-prefill", placement.prefill.instance.encode()))
+        return headers

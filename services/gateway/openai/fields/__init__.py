@@ -1,0 +1,18 @@
+"""One table of request fields an endpoint."""
+
+from services.gateway.openai.fields.chat import CHAT_FIELDS
+from services.gateway.openai.fields.common import INTERNAL, LABEL, LABELS, done, no_effect, refused
+from services.gateway.openai.fields.table import Field, FieldTable, Stance
+
+__all__ = [
+    "CHAT_FIELDS",
+    "INTERNAL",
+    "LABEL",
+    "LABELS",
+    "Field",
+    "FieldTable",
+    "Stance",
+    "done",
+    "no_effect",
+    "refused",
+]

@@ -1,0 +1,33 @@
+"""From a prompt's text to token ids, which must fit the model's context."""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.text import ModelText
+from proto.errors import ErrorCode, PdbusError
+
+__all__ = ["INLINE_CHARS", "encode_prompt"]
+
+INLINE_CHARS = 16_384
+"""Longer prompts are encoded on a thread, so that they do not hold up other streams."""
+
+
+async def encode_prompt(text: ModelText, prompt: str, *, context_tokens: int, param: str) -> bytes:
+    """Return the ids of a rendered prompt as little-endian uint32.
+
+    Raises:
+        PdbusError: it is so long that it need not be encoded to know that it does not fit; `param`
+            is the field that it comes from.
+    """
+    fewest = text.tokenizer.fewest_tokens(prompt)
+    if fewest > context_tokens:
+        raise PdbusError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"The model's context is {context_tokens} tokens, and the {param} have {fewest} at"
+            " least.",
+            param=param,
+        )
+    if len(prompt) <= INLINE_CHARS:
+        return text.tokenizer.encode(prompt)
+    return await asyncio.to_thread(text.tokenizer.encode, prompt)
