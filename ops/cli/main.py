@@ -15,6 +15,7 @@ from rich.console import Console
 from ops.cli.arguments import STATE_DIR, StackArguments, command_line
 from ops.cli.chat import Answer, Question, ask
 from ops.cli.errors import CommandError
+from ops.cli.keys import make_keys_app
 from ops.cli.operate import COMMANDS
 from ops.cli.run import run as run_stack
 from ops.cli.stack.record import running_stack
@@ -64,6 +65,7 @@ def make_app() -> App:
     app = App(name="pdbus", help=_HELP, version_flags=())
     for command in (up, down, run, chat, workers, *COMMANDS, trace, logs):
         app.command(command)
+    app.command(make_keys_app())
     return app
 
 

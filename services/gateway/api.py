@@ -19,7 +19,17 @@ from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
 from proto.workers import Feature
 
-__all__ = ["Call", "Calls", "Delta", "FleetView", "Live", "Readiness", "Recover", "ServedModel"]
+__all__ = [
+    "Call",
+    "Calls",
+    "Delta",
+    "FleetView",
+    "Live",
+    "Readiness",
+    "Recover",
+    "ServedModel",
+    "Slo",
+]
 
 
 class Recover(StrEnum):
@@ -30,6 +40,14 @@ class Recover(StrEnum):
     """Only where the next token does not depend on chance."""
     ANY = "any"
     """No token is lost or repeated; the continuation is drawn given what was shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """How fast an answer is meant to be, in milliseconds; None where nothing is said."""
+
+    ttft_ms: int | None = None
+    itl_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,8 @@ class Call:
     """Requests share cached prefixes only with those of the same salt."""
     priority: int = 0
     """Who is served first where requests wait: the higher one."""
+    slo: Slo | None = None
+    """What the tenant aims for; carried for whoever routes by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from libs.clock.api import Clock
 from libs.fleet import Fleet
 from libs.fleet.announcer import pdbus_version
 from libs.lifecycle import Parts
+from libs.telemetry import get_logger
 from libs.text import ModelText
+from proto.ids import new_request_id
+from proto.keyfile import KeyFileError
 from services.gateway.calls import CallOwner, Coordinator
-from services.gateway.edge import EdgeServer
+from services.gateway.edge import ConnectionLimits, EdgeServer
 from services.gateway.fleet import GatewayFleet
 from services.gateway.gateway import GatewayService
-from services.gateway.openai import CallRules, EdgeRules, Texts
-from services.gateway.openai.texts import ModelDetokenizer
+from services.gateway.openai import CallRules, EdgeRules, ModelDetokenizer, Texts
 from services.gateway.routes import Identity, http_app
 from services.gateway.settings import Settings
+from services.gateway.tenants import Directory
 
 __all__ = ["SERVICE", "build"]
 
@@ -30,7 +35,7 @@ async def build(parts: Parts[Settings]) -> GatewayService:
 
     Raises:
         ModelTextError: the model's folder cannot be used.
-        OSError: the port is taken.
+        OSError: the port is taken, or the key file cannot be used.
     """
     settings = parts.settings
     text = await asyncio.to_thread(ModelText.load, Path(settings.model_path))
@@ -54,6 +59,7 @@ async def build(parts: Parts[Settings]) -> GatewayService:
         instance=parts.instance,
         incarnation=parts.incarnation,
     )
+    directory = await asyncio.to_thread(_directory, settings, parts.clock)
     app = http_app(
         calls=calls,
         fleet=fleet,
@@ -61,19 +67,65 @@ async def build(parts: Parts[Settings]) -> GatewayService:
         clock=parts.clock,
         rules=_rules(settings),
         identity=Identity(parts.instance, pdbus_version()),
+        directory=directory,
+        metrics_port=settings.metrics_port,
     )
     return GatewayService(
         calls=calls,
         fleet=fleet,
-        server=_listen(settings, app),
+        server=_listen(settings, app, parts.clock),
         clock=parts.clock,
         tasks=parts.tasks,
+        directory=directory,
     )
 
 
-def _listen(settings: Settings, app: ASGIApp) -> EdgeServer:
+def _directory(settings: Settings, clock: Clock) -> Directory | None:
+    """Return the keys, or None where everybody may ask.
+
+    Raises:
+        OSError: the file cannot be used, or is missing where others could reach the gateway.
+    """
+    if settings.keys is not None:
+        try:
+            return Directory(Path(settings.keys), clock=clock, share=settings.limit_share)
+        except (KeyFileError, OSError) as error:
+            raise OSError(f"--keys {settings.keys} cannot be used: {error}") from error
+    log = get_logger()
+    if _is_loopback(settings.host):
+        log.warning("no API keys: every program on this machine may ask", host=settings.host)
+    elif settings.insecure_no_keys:
+        log.warning("no API keys: whoever reaches this address may ask", host=settings.host)
+    else:
+        raise OSError(
+            f"--host {settings.host} can be reached by others: give --keys FILE (`pdbus keys add`"
+            " writes one), or --insecure-no-keys"
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        return EdgeServer(app, host=settings.host, port=settings.port)
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(settings: Settings, app: ASGIApp, clock: Clock) -> EdgeServer:
+    limits = ConnectionLimits(
+        head_bytes=settings.max_head_bytes,
+        head_s=settings.head_timeout_s,
+        unread_s=2 * settings.slow_client_s,
+    )
+    try:
+        return EdgeServer(
+            app,
+            host=settings.host,
+            port=settings.port,
+            shared=settings.shared_port,
+            limits=limits,
+            new_id=lambda: new_request_id(clock.unix_ms(), clock.entropy),
+        )
     except OSError as error:
         message = f"--port {settings.port} on --host {settings.host} cannot be had: {error}"
         raise OSError(message) from error

@@ -8,6 +8,7 @@ from libs.telemetry import get_logger
 from services.gateway.calls.coordinator import Coordinator
 from services.gateway.edge import EdgeServer
 from services.gateway.fleet import GatewayFleet
+from services.gateway.tenants import Directory
 
 __all__ = ["GatewayService"]
 
@@ -23,18 +24,22 @@ class GatewayService:
         server: EdgeServer,
         clock: Clock,
         tasks: Tasks,
+        directory: Directory | None = None,
     ) -> None:
         self._calls = calls
         self._fleet = fleet
         self._server = server
         self._clock = clock
         self._tasks = tasks
+        self._directory = directory
 
     async def start(self) -> None:
         """Begin to serve and to warm up."""
         await self._calls.start()
         await self._fleet.start()
         self._tasks.spawn(self._server.serve(), name="http")
+        if self._directory is not None:
+            self._tasks.spawn(self._directory.watch(), name="watch keys")
         get_logger().info("http listening", port=self._server.port)
 
     async def drain(self, grace_s: float) -> None:

@@ -22,10 +22,27 @@ from services.gateway.edge.health import (
     ReadyEndpoint,
     VersionEndpoint,
 )
-from services.gateway.openai import ChatEndpoint, ModelEndpoint, ModelsEndpoint, Texts
-from services.gateway.openai.chat import EdgeRules
+from services.gateway.openai import (
+    ChatApi,
+    EdgeRules,
+    Endpoint,
+    ModelEndpoint,
+    ModelsEndpoint,
+    Seat,
+    Texts,
+)
+from services.gateway.tenants import Directory, Door
 
 __all__ = ["Identity", "http_app"]
+
+_API_ROUTES = {
+    path: path
+    for path in (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"),
+        *("/tokenize", "/detokenize"),
+    )
+}
+"""Paths that may be refused before their endpoint is known, each its own label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +53,7 @@ class Identity:
     version: str
 
 
-def http_app(
+def http_app(  # noqa: PLR0913 - what stands behind the paths
     *,
     calls: Calls,
     fleet: FleetView,
@@ -44,12 +61,20 @@ def http_app(
     clock: Clock,
     rules: EdgeRules,
     identity: Identity,
+    directory: Directory | None = None,
+    metrics_port: int = 0,
 ) -> ASGIApp:
-    """Return the ASGI app of a gateway."""
+    """Return the ASGI app of a gateway.
+
+    Args:
+        directory: keys and tenants; None lets everybody in.
+        metrics_port: where the metrics of all processes of this gateway are; 0 for our own.
+    """
     created = clock.unix_ms() // 1000
-    chat = ChatEndpoint(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules)
-    gauge(names.GATEWAY_INFLIGHT, lambda: chat.inflight)
-    gauge(names.GATEWAY_QUEUED, lambda: chat.placing)
+    seat = Seat(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules, running=[])
+    gauge(names.GATEWAY_INFLIGHT, lambda: seat.inflight)
+    gauge(names.GATEWAY_QUEUED, lambda: seat.placing)
+    chat = Endpoint(ChatApi(), seat)
     version = VersionEndpoint(
         version=identity.version, protocol=PROTO_VERSION, instance=identity.instance
     )
@@ -64,9 +89,12 @@ def http_app(
             Route("/readyz", ReadyEndpoint(fleet, "/readyz"), methods=["GET"]),
             Route("/health", ReadyEndpoint(fleet, "/health"), methods=["GET"]),
             Route("/version", version, methods=["GET"]),
-            Route("/metrics", MetricsEndpoint(), methods=["GET"]),
+            Route("/metrics", MetricsEndpoint(metrics_port), methods=["GET"]),
         ],
-        middleware=[Middleware(Exchanges, clock=clock)],
+        middleware=[
+            Middleware(Exchanges, clock=clock),
+            Middleware(Door, directory=directory, routes=_API_ROUTES),
+        ],
         exception_handlers={HTTPException: on_http_exception, Exception: on_bug},
     )
     # A redirect to a path without the slash would turn an unknown path into one that is known.

@@ -39,3 +39,20 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     """Seconds that one write may wait for a client before the request is given up."""
     expose_placement: bool = True
     """Whether answers name their workers in x-pdbus-* headers."""
+    head_timeout_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Most seconds until the head of a request has arrived."""
+    max_head_bytes: Annotated[int, Meta(ge=1024)] = 32 << 10
+    """Most bytes of a request's line and headers."""
+    keys: str | None = None
+    """File with API keys and tenants (JSON or TOML, written by `pdbus keys`); without it everybody
+    may ask, which is refused on other addresses than loopback."""
+    insecure_no_keys: bool = False
+    """Listen without API keys on an address that others can reach."""
+    limit_share: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """How many gateway processes share the limits of tenants: each enforces an equal part."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How many processes listen on the port; they share nothing but the bus."""
+    shared_port: bool = False
+    """Whether other processes listen on the same port."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port on 127.0.0.1 whose /metrics stands for all processes of this gateway; 0 for none."""

@@ -1,8 +1,10 @@
-"""The body of a request: JSON only, bounded in size and in time."""
+"""The body of a request: JSON only, bounded in size, in depth and in time."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from itertools import accumulate
 
 from starlette.types import Receive, Scope
 
@@ -10,7 +12,16 @@ from proto.errors import ErrorCode, PdbusError
 from services.gateway.edge.exchange import header
 from services.gateway.edge.presence import ClientGone
 
-__all__ = ["read_body"]
+__all__ = ["MOST_DEPTH", "depth_of", "read_body"]
+
+MOST_DEPTH = 64
+"""Levels of lists and objects within each other."""
+_INLINE_BYTES = 65_536
+"""Larger bodies are looked through on a thread, so that they do not hold up streams."""
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)
+_OPENING, _CLOSING = b"[{", b"]}"
+_OTHERS = bytes(byte for byte in range(256) if byte not in _OPENING + _CLOSING)
+_STEP = [1 if byte in _OPENING else -1 for byte in range(256)]
 
 
 async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: float) -> bytes:
@@ -21,7 +32,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: fl
         timeout_s: most time until the last byte.
 
     Raises:
-        PdbusError: wrong media type, too large, too slow.
+        PdbusError: wrong media type, too large, too deep, too slow.
         ClientGone: the client left before it had sent all.
     """
     _check_media_type(scope)
@@ -30,11 +41,29 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: fl
         raise _too_large(limit)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(receive, limit)
+            body = await _read(receive, limit)
     except TimeoutError as error:
         raise PdbusError(
             ErrorCode.BODY_TIMEOUT, f"The body did not arrive within {timeout_s:g} s."
         ) from error
+    inline = len(body) <= _INLINE_BYTES
+    depth = depth_of(body) if inline else await asyncio.to_thread(depth_of, body)
+    if depth > MOST_DEPTH:
+        text = f"The body is nested deeper than {MOST_DEPTH} levels."
+        raise PdbusError(ErrorCode.INVALID_REQUEST, text)
+    return body
+
+
+def depth_of(body: bytes) -> int:
+    """Return how deep JSON is nested, at most, without parsing it; any bytes have an answer.
+
+    Up to the limit it may be too high, as brackets in strings are then counted as well.
+    """
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets <= MOST_DEPTH:
+        return brackets
+    bare = _STRING.sub(b"", body).translate(None, _OTHERS)
+    return max(accumulate(map(_STEP.__getitem__, bare)), default=0)
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

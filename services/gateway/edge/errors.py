@@ -78,10 +78,10 @@ def _response(request: Request, error: PdbusError, headers: Mapping[str, str]) -
     exchange.failure = error
     exchange.status = error.spec.http
     exchange.complete = True
-    retry = {name.decode(): value.decode() for name, value in retry_headers(error)}
+    own = [*exchange.head(), *retry_headers(error)]
     return Response(
         msgspec.json.encode(error_body(error)),
         status_code=error.spec.http,
         media_type="application/json",
-        headers={"x-request-id": exchange.request_id, **retry, **headers},
+        headers={**{name.decode(): value.decode() for name, value in own}, **headers},
     )

@@ -97,11 +97,10 @@ class EventStream:
 
     async def _start(self) -> None:
         self._exchange.status = 200
-        identity = (b"x-request-id", self._exchange.request_id.encode())
         await self._send(
             {
                 "type": "http.response.start",
                 "status": 200,
-                "headers": [*_HEAD, identity, *self._headers()],
+                "headers": [*_HEAD, *self._exchange.head(), *self._headers()],
             }
         )

@@ -23,6 +23,7 @@ from libs.telemetry import (
 )
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import RequestId, new_request_id
+from services.gateway.edge.visitor import ANYBODY, Visitor
 
 __all__ = ["OTHER", "Exchange", "Exchanges", "exchange_of", "header"]
 
@@ -53,8 +54,14 @@ class Exchange:
     abandoned: str = ""
     """Why the client no longer gets an answer: `client_gone` or `slow_client`."""
     failure: PdbusError | None = None
+    visitor: Visitor = ANYBODY
+    """Who asks."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """Key-values for the log line."""
+
+    def head(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that every answer has: the identity, and what is left of limits."""
+        return [(b"x-request-id", self.request_id.encode()), *self.visitor.headers()]
 
     @property
     def status_or_fate(self) -> int:

@@ -7,8 +7,11 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from libs.telemetry import metrics_text
+from proto.errors import ErrorCode, PdbusError
 from services.gateway.api import FleetView
+from services.gateway.edge.errors import send_error
 from services.gateway.edge.exchange import exchange_of
+from services.gateway.edge.loopback import fetch
 from services.gateway.edge.reply import TEXT, send_bytes, send_json
 
 __all__ = ["LiveEndpoint", "MetricsEndpoint", "ReadyEndpoint", "VersionEndpoint"]
@@ -60,12 +63,30 @@ class VersionEndpoint:
 
 
 class MetricsEndpoint:
-    """`/metrics`: this process' metrics in Prometheus' text format."""
+    """`/metrics`: metrics in Prometheus' text format.
+
+    Args:
+        port: on the loopback interface, where the metrics of all processes of this gateway are; 0
+            where this is the only one.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         exchange = exchange_of(scope)
         exchange.route = "/metrics"
-        # Collecting reads files and asks every gauge: not on the loop that carries the streams.
-        text = await asyncio.to_thread(metrics_text)
-        await send_bytes(exchange, send, text.encode(), kind=TEXT)
+        if not self._port:
+            # Collecting reads files and asks every gauge: not on the loop of the streams.
+            text = await asyncio.to_thread(metrics_text)
+            await send_bytes(exchange, send, text.encode(), kind=TEXT)
+            return
+        try:
+            body = await fetch(self._port, "/metrics")
+        except (OSError, TimeoutError):
+            # Part of the figures would look like a fall of all counters.
+            error = PdbusError(ErrorCode.STARTING, retry_after_s=1)
+            await send_error(exchange, send, error)
+            return
+        await send_bytes(exchange, send, body, kind=TEXT)

@@ -48,7 +48,7 @@ async def send_bytes(
             "headers": [
                 (b"content-type", kind),
                 (b"content-length", str(len(body)).encode()),
-                (b"x-request-id", exchange.request_id.encode()),
+                *exchange.head(),
                 *headers,
             ],
         }

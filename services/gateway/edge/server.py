@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from proto.errors import ErrorCode, PdbusError
-from proto.openai.error import error_body
+from services.gateway.edge.connection import ABORT, Connection, ConnectionLimits
 
 __all__ = ["ABORT", "EdgeServer"]
-
-ABORT = "pdbus.abort"
-"""Key of the scope under which a function drops the connection and what it still holds."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -31,18 +28,38 @@ class EdgeServer:
 
     Args:
         port: 0 takes a free one; `port` tells which.
+        shared: whether other processes listen on the same port, and the kernel deals out clients.
+        limits: what one connection may do.
+        new_id: makes the request id of an answer to what could not be read.
 
     Raises:
         OSError: the address cannot be had.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        shared: bool = False,
+        limits: ConnectionLimits | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._socket = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, reuse_port=shared
+        )
         self._socket.setblocking(False)  # noqa: FBT003 - the method's name says what it sets
+        connection = partial(
+            Connection,
+            limits=limits or ConnectionLimits(),
+            new_id=new_id or partial(secrets.token_hex, 13),
+        )
         self._config = uvicorn.Config(
             app,
-            http=_Protocol,
+            # Uvicorn calls it as it calls the class.
+            http=cast("Any", connection),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -86,30 +103,3 @@ class _Embedded(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-class _Protocol(HttpToolsProtocol):
-    """Sends each write at once, answers unreadable requests in our shape, can drop a client."""
-
-    def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride] - as in uvicorn
-        self, transport: asyncio.Transport
-    ) -> None:
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # pyright: ignore[reportGeneralTypeIssues] - ours
-
-    def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(error_body(PdbusError(ErrorCode.INVALID_REQUEST, msg)))
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\n"
-            b"content-type: application/json\r\n"
-            b"content-length: %d\r\n"
-            b"connection: close\r\n\r\n"
-        )
-        self.transport.write(head % len(body) + body)
-        self.transport.close()

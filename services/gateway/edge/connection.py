@@ -1,0 +1,174 @@
+"""One client's connection: bounded heads, writes that leave at once, an end for who does not read.
+
+What a client does to its own connection stays there: a head that is too large or too slow, and a
+client that takes nothing, cost it the connection and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proto.errors import ErrorCode, PdbusError
+from proto.openai.error import error_body
+
+__all__ = ["ABORT", "Connection", "ConnectionLimits"]
+
+ABORT = "pdbus.abort"
+"""Key of the scope under which a function drops the connection and what it still holds."""
+
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection may do; times in seconds."""
+
+    head_bytes: int = 32_768
+    """Request line and headers together."""
+    headers: int = 100
+    """Number of headers."""
+    head_s: float = 15.0
+    """Until a head has arrived, from the connection, or from its first byte on a used one."""
+    unread_s: float = 60.0
+    """How long a full connection may take nothing; then it is dropped."""
+
+
+class _HeadTooLarge(Exception):
+    """The parser is to stop."""
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's protocol with limits, TCP_NODELAY, and errors in our shape.
+
+    Args:
+        limits: what the client may do.
+        new_id: makes the request id of an answer to what could not be read.
+    """
+
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, new_id: Callable[[], str], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._new_id = new_id
+        self._in_head = True
+        self._head_bytes = 0
+        self._refusal = ErrorCode.INVALID_REQUEST
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride] - as in uvicorn
+        self, transport: asyncio.Transport
+    ) -> None:
+        """Begin."""
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self._limits.head_s, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_head_timer()
+        self._stop_unread_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(self._limits.head_s, self._head_is_late)
+        super().data_received(data)
+        # What comes without a line end reaches no callback of the parser.
+        too_much = self._in_head and self._head_bytes > self._limits.head_bytes
+        if too_much and not self.transport.is_closing():
+            self._refusal = ErrorCode.HEADERS_TOO_LARGE
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """Take the first byte of a head."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        self.scope[ABORT] = self.transport.abort  # pyright: ignore[reportGeneralTypeIssues] - ours
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Take the end of a head."""
+        self._in_head = False
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Take the end of a body: a head is what comes next."""
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Wait for the client, for so long."""
+        super().pause_writing()
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self._limits.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._stop_unread_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what could not be read, and close."""
+        error = PdbusError(self._refusal, msg)
+        body = msgspec.json.encode(error_body(error))
+        status = error.spec.http
+        head = (
+            b"HTTP/1.1 %d %s\r\n"
+            b"content-type: application/json\r\n"
+            b"content-length: %d\r\n"
+            b"x-request-id: %s\r\n"
+            b"connection: close\r\n\r\n"
+        )
+        facts = (status, _REASONS[status], len(body), self._new_id().encode())
+        self.transport.write(head % facts + body)
+        self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        limits = self._limits
+        if self._head_bytes > limits.head_bytes or len(self.headers) >= limits.headers:
+            self._refusal = ErrorCode.HEADERS_TOO_LARGE
+            raise _HeadTooLarge
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._head_bytes and not self.transport.is_closing():
+            self._refusal = ErrorCode.BODY_TIMEOUT
+            self.send_400_response(f"The head did not arrive within {self._limits.head_s:g} s.")
+            return
+        self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
