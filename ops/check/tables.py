@@ -23,10 +23,12 @@ def table_files() -> dict[Path, str]:
     """Return the text of every file that is generated, whole or in part."""
     proto = ROOT / "proto" / "README.md"
     libs = ROOT / "libs" / "README.md"
+    gateway = ROOT / "services" / "gateway" / "README.md"
     text = _filled(proto.read_text(encoding="utf-8"), "subjects", _subjects())
     return {
         proto: _filled(_filled(text, "messages", _messages()), "errors", _errors()),
         libs: _filled(libs.read_text(encoding="utf-8"), "rooms", _rooms()),
+        gateway: _filled(gateway.read_text(encoding="utf-8"), "responses", _fields("responses")),
         ROOT / ".env.example": env_example(),
     }
 
@@ -73,6 +75,12 @@ def _rooms() -> str:
         for folder in folders
     ]
     return _table(("room", "what it is for"), rows)
+
+
+def _fields(endpoint: str) -> str:
+    """Return the field table of an endpoint of the gateway."""
+    room = importlib.import_module(f"services.gateway.openai.{endpoint}")
+    return str(room.FIELDS.markdown())
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

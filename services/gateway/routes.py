@@ -28,6 +28,7 @@ from services.gateway.openai import (
     Endpoint,
     ModelEndpoint,
     ModelsEndpoint,
+    ResponseApi,
     Seat,
     Texts,
 )
@@ -75,12 +76,14 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     gauge(names.GATEWAY_INFLIGHT, lambda: seat.inflight)
     gauge(names.GATEWAY_QUEUED, lambda: seat.placing)
     chat = Endpoint(ChatApi(), seat)
+    responses = Endpoint(ResponseApi(), seat)
     version = VersionEndpoint(
         version=identity.version, protocol=PROTO_VERSION, instance=identity.instance
     )
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/models", ModelsEndpoint(texts, created=created), methods=["GET"]),
             Route(
                 "/v1/models/{model:path}", ModelEndpoint(texts, created=created), methods=["GET"]

@@ -31,8 +31,8 @@ from tests.cases.adapter import (
     faults,
     hang_up_hard,
 )
+from tests.support.checked.sdk import sdk
 from tests.support.http_client import Exchange
-from tests.support.sdk import sdk
 from tests.support.stack import run_stack
 from tests.support.words import NAME
 

@@ -39,9 +39,9 @@ from tests.cases.adapter import (
     opened,
 )
 from tests.cases.loose import LooseStack
+from tests.support.checked.sdk import sdk
 from tests.support.http_client import Exchange, Reply, get
 from tests.support.proxy import open_proxy
-from tests.support.sdk import sdk
 from tests.support.words import NAME, Oracle, write_words
 
 pytestmark = [

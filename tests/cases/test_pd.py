@@ -39,8 +39,8 @@ from tests.cases.adapter import (
     open_product,
     ticks,
 )
+from tests.support.checked.sdk import sdk
 from tests.support.http_client import Reply, post
-from tests.support.sdk import sdk
 from tests.support.stack import RunningStack, run_stack
 from tests.support.words import NAME, Oracle
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.answers import AnswerCheck, SchemaBreach
+from tests.support.checked.answers import AnswerCheck, SchemaBreach
 from tests.support.reference import needed
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.answers import AnswerCheck
+from tests.support.checked.answers import AnswerCheck
 
 __all__ = ["Exchange", "Reply", "chat_body", "get", "post"]
 

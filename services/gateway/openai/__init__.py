@@ -4,6 +4,7 @@ from services.gateway.openai.chat import ChatApi
 from services.gateway.openai.endpoint import Api, Endpoint, Seat
 from services.gateway.openai.models import ModelEndpoint, ModelsEndpoint
 from services.gateway.openai.prompts import ModelDetokenizer, Texts
+from services.gateway.openai.responses import ResponseApi
 from services.gateway.openai.rules import CallRules, EdgeRules
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ModelDetokenizer",
     "ModelEndpoint",
     "ModelsEndpoint",
+    "ResponseApi",
     "Seat",
     "Texts",
 ]

@@ -201,6 +201,5 @@ async def _fail(exchange: Exchange, giving: Giving | None, send: Send, error: Pd
         return
     exchange.failure = error
     exchange.complete = True
-    frames = giving.frames if giving is not None else None
-    last = frames.failure(error) if frames is not None else error_frame(error)
+    last = giving.last_words(error) if giving is not None else error_frame(error)
     await send({"type": "http.response.body", "body": last})

@@ -101,6 +101,16 @@ class Giving:
             headers=self._headers,
         )
 
+    def last_words(self, error: PdbusError) -> bytes:
+        """Return the events that end a stream that failed after its head was sent."""
+        frames = self.frames
+        if frames is None:
+            # Only comments have been written: the answer itself has not begun.
+            call = self.asked.calls[0]
+            head = Head(call.rid, self.clock.unix_ms() // 1000, call.model)
+            frames = self.asked.shape.frames(head)
+        return frames.failure(error)
+
     def _take(self, index: int, delta: Delta) -> None:
         self.tally.take()
         if delta.finish is not None and delta.usage is not None:

@@ -15,7 +15,7 @@ from proto.openai.error import error_body
 from proto.openai.models import ModelInfo, ModelList
 from proto.openai.stream import ChatChunk, ChunkChoice, DeltaMessage
 from proto.openai.usage import usage_info
-from tests.support import spec
+from tests.support.checked import spec
 from tests.support.reference import needed
 
 USAGE = usage_info(Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4))

@@ -20,7 +20,7 @@ from proto.workers import Role, WorkerRef
 from services.gateway.api import Call, Delta, Readiness, ServedModel
 from services.gateway.openai import CallRules, EdgeRules, Texts
 from services.gateway.routes import Identity, http_app
-from tests.support.answers import AnswerCheck
+from tests.support.checked.answers import AnswerCheck
 
 MODEL = "toy"
 CONTEXT = 256

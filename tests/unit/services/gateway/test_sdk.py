@@ -10,7 +10,7 @@ import pytest
 
 from proto.errors import ErrorCode, PdbusError
 from services.gateway.edge import EdgeServer
-from tests.support.sdk import sdk
+from tests.support.checked.sdk import sdk
 from tests.unit.services.gateway.rig import MODEL, Rig, then_fail
 
 USER = [{"role": "user", "content": "Hi"}]

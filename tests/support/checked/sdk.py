@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 
-from tests.support.answers import AnswerCheck
+from tests.support.checked.answers import AnswerCheck
 
 __all__ = ["sdk"]
 

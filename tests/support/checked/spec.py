@@ -34,7 +34,7 @@ _NEEDED = (
     "Response",
     EVENTS,
 )
-_KEPT = Path(__file__).resolve().parents[2] / ".pytest_cache"
+_KEPT = Path(__file__).resolve().parents[3] / ".pytest_cache"
 _FORM = "2"
 """Changes with what is made of the description."""
 

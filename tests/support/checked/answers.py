@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from tests.support import spec
+from tests.support.checked import spec
 
 __all__ = ["AnswerCheck", "SchemaBreach"]
 
