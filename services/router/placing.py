@@ -146,7 +146,7 @@ class Placing:
         found = await self._record(ask)
         if found.value.attempt == ask.attempt and found.value.placement is not None:
             return self._plan(found.value.placement)
-        wait = _Wait(ask, new=self._turns.enter(ask.rid))
+        wait = _Wait(ask, new=self._turns.enter(ask.rid, ask.priority))
         self._waits.append(wait)
         over = True
         try:

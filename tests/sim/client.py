@@ -229,6 +229,8 @@ class Ask:
             mode=Mode(plan.mode) if plan.mode else None,
             key=plan.key,
             recover=plan.recover,
+            # Three classes, drawn from what is fixed already: seeds keep their stories.
+            priority=body.prompt_tokens % 3 - 1,
         )
 
     async def _handle(self, world: World, calls: Calls, call: Call) -> None:

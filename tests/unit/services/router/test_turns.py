@@ -1,8 +1,8 @@
-"""First come, first placed, also over several slices of waiting."""
+"""By priority, then first come, first placed, also over several slices of waiting."""
 
 from libs.clock import SystemClock
 from proto.ids import RequestId
-from services.router.turns import Turns
+from services.router.turns import HEAD_START_S, Turns
 
 A, B = RequestId("a" * 26), RequestId("b" * 26)
 
@@ -84,3 +84,53 @@ def test_who_is_refused_counts_no_more() -> None:
     turns.enter(B)
     assert turns.ahead(B) == 0
     assert turns.enter(A)
+
+
+def test_a_higher_priority_goes_first() -> None:
+    """Who comes later with a higher priority is in front; equals stay in order of arrival."""
+    clock = StepClock()
+    turns = Turns(clock)
+    turns.enter(A, 0)
+    clock.now = 0.1
+    turns.enter(B, 1)
+    assert turns.is_first(B)
+    assert not turns.is_first(A)
+    assert (turns.ahead(A), turns.ahead(B)) == (1, 0)
+    clock.now = 0.2
+    later = RequestId("c" * 26)
+    turns.enter(later, 1)
+    assert turns.is_first(B)
+    assert turns.ahead(later) == 1
+
+
+def test_nobody_starves() -> None:
+    """A stream of higher priority passes the lowest one for the head start, and not longer."""
+    clock = StepClock()
+    turns = Turns(clock)
+    turns.enter(A, -10)
+    passed = 0.0
+    for number in range(200):
+        clock.now = number * 0.1
+        turns.enter(RequestId(f"{number:026d}"), 10)
+        if turns.is_first(A):
+            break
+        passed = clock.now
+        turns.leave(RequestId(f"{number:026d}"), for_good=True)
+    assert turns.is_first(A)
+    assert passed <= 20 * HEAD_START_S < 10.0
+
+
+def test_a_priority_survives_the_gap_between_two_slices() -> None:
+    """Who asks again keeps its head start; who has left for good leaves nothing behind."""
+    clock = StepClock()
+    turns = Turns(clock)
+    turns.enter(A, 0)
+    clock.now = 0.1
+    turns.enter(B, 2)
+    turns.leave(B, for_good=False)
+    assert turns.is_first(A)
+    turns.enter(B, 2)
+    assert turns.is_first(B)
+    turns.leave(B, for_good=True)
+    turns.leave(A, for_good=True)
+    assert not turns._head_s
