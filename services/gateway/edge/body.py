@@ -63,7 +63,7 @@ def depth_of(body: bytes) -> int:
     if brackets <= MOST_DEPTH:
         return brackets
     bare = _STRING.sub(b"", body).translate(None, _OTHERS)
-    return max(accumulate(map(_STEP.__getitem__, bare)), default=0)
+    return max(accumulate(map(_STEP.__getitem__, bare), initial=0))
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

@@ -60,6 +60,8 @@ class Connection(HttpToolsProtocol):
         self._new_id = new_id
         self._in_head = True
         self._head_bytes = 0
+        self._unparsed_bytes = 0
+        """What came of a head that has not ended, whether the parser has told of it or not."""
         self._refusal = ErrorCode.INVALID_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -83,12 +85,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
         if self._in_head:
-            self._head_bytes += len(data)
+            self._unparsed_bytes += len(data)
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(self._limits.head_s, self._head_is_late)
         super().data_received(data)
         # What comes without a line end reaches no callback of the parser.
-        too_much = self._in_head and self._head_bytes > self._limits.head_bytes
+        too_much = self._in_head and self._unparsed_bytes > self._limits.head_bytes
         if too_much and not self.transport.is_closing():
             self._refusal = ErrorCode.HEADERS_TOO_LARGE
             self.send_400_response("")
@@ -96,7 +98,6 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Take the first byte of a head."""
         super().on_message_begin()
-        self._head_bytes = 0
         self.scope[ABORT] = self.transport.abort  # pyright: ignore[reportGeneralTypeIssues] - ours
 
     def on_url(self, url: bytes) -> None:
@@ -118,7 +119,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Take the end of a body: a head is what comes next."""
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._unparsed_bytes = 0
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -157,7 +158,7 @@ class Connection(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._head_bytes and not self.transport.is_closing():
+        if self._unparsed_bytes and not self.transport.is_closing():
             self._refusal = ErrorCode.BODY_TIMEOUT
             self.send_400_response(f"The head did not arrive within {self._limits.head_s:g} s.")
             return

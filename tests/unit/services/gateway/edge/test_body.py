@@ -1,12 +1,16 @@
-"""Request bodies: JSON only, bounded in size and time, before anything is opened."""
+"""Request bodies: JSON only, bounded in size, depth and time, before anything is opened."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from services.gateway.edge.body import MOST_DEPTH, depth_of
 from tests.unit.services.gateway.rig import CHAT, Rig, chat_body, rules
 
 BODY = json.dumps(chat_body()).encode()
@@ -87,3 +91,57 @@ async def test_a_client_that_leaves_within_its_body_gets_nothing(rig: Rig):
     reply = await visit.run()
     assert reply.status == 0
     assert rig.calls.opened == []
+
+
+@pytest.mark.parametrize(
+    ("body", "depth"),
+    [
+        (b"", 0),
+        (b"{}", 1),
+        (b"[" * 70 + b"]" * 70, 70),
+        (b"[" * 1_000_000, 1_000_000),
+        (b"]" * 100 + b"[" * 70, 0),
+        (b"[" + b"[]," * 100 + b"1]", 2),
+        (b'["' + b"[" * 100 + b'"]', 1),
+        (b'["\\"' + b"[" * 100 + b'"]', 1),
+        (b'["\\\\",' + b"[" * 99, 100),
+        (b'"' + b"[" * 100, 0),
+        (b'"\\' + b"[" * 100, 0),
+        (b"{[" * 40, 80),
+    ],
+)
+def test_depth_is_known_without_parsing(body: bytes, depth: int):
+    """Brackets count outside of strings only, whatever else the bytes are."""
+    found = depth_of(body)
+    assert found == depth or depth <= found <= MOST_DEPTH
+
+
+@given(st.recursive(st.text() | st.integers(), st.lists, max_leaves=40))
+def test_depth_is_that_of_the_value(value: Any):
+    """What is encoded as JSON is never taken for flatter than it is."""
+
+    def levels(part: Any) -> int:
+        return 1 + max(map(levels, part), default=0) if isinstance(part, list) else 0
+
+    wrapped: Any = value
+    for _ in range(MOST_DEPTH + 1):
+        wrapped = [wrapped]
+    for part in (value, wrapped):
+        found = depth_of(json.dumps(part).encode())
+        assert found == levels(part) or levels(part) <= found <= MOST_DEPTH
+
+
+async def test_a_deep_body_is_refused(rig: Rig):
+    """Nesting over the limit is a 400 that says so; nothing parses it."""
+    rig.rules = rules(max_body_bytes=1_000_000)
+    for opening in (b"[", b'{"a":'):
+        reply = await rig.post(opening * 100_000).run()
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+        assert "64 levels" in reply.error["message"]
+
+
+async def test_strings_full_of_quotes_take_no_time(rig: Rig):
+    """Bodies made to make the look for strings slow are refused like any other."""
+    rig.rules = rules(max_body_bytes=4_000_000)
+    for body in (b'"\\' * 1_000_000 + b"[" * 70, b'"' + b'\\"' * 1_000_000 + b"[" * 70):
+        assert (await rig.post(body).run()).status == 400

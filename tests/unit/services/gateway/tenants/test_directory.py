@@ -43,6 +43,11 @@ def put(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(content(**changes)))
 
 
+async def read(path: Path) -> Directory:
+    """Read a key file as a service does, away from the loop."""
+    return await asyncio.to_thread(Directory, path, clock=HandClock())
+
+
 def refused(directory: Directory, authorization: str | None) -> bool:
     try:
         directory.visitor(authorization)
@@ -108,12 +113,12 @@ def test_the_file_holds_no_key(path: Path):
 
 async def test_a_change_is_taken_over(path: Path):
     """A revoked key is refused, a new one let in, and limits go on from where they were."""
-    directory = Directory(path, clock=HandClock())
+    directory = await read(path)
     acme = directory.visitor(f"Bearer {KEY}")
     acme.enter()
     acme.enter()
     new = "sk-key3.third"
-    put(path, keys=[entry(OTHER, "other"), entry(new, "acme")])
+    await asyncio.to_thread(put, path, keys=[entry(OTHER, "other"), entry(new, "acme")])
     await directory.refresh()
     assert refused(directory, f"Bearer {KEY}")
     assert directory.visitor(f"Bearer {new}") is acme
@@ -138,20 +143,20 @@ async def test_a_change_is_taken_over(path: Path):
 )
 async def test_a_bad_file_keeps_the_former_one(path: Path, bad: bytes):
     """A file that cannot be used changes nothing, and a good one after it is taken."""
-    directory = Directory(path, clock=HandClock())
+    directory = await read(path)
     await asyncio.to_thread(path.write_bytes, bad)
     await directory.refresh()
     assert not refused(directory, f"Bearer {KEY}")
     with pytest.raises(KeyFileError):
-        Directory(path, clock=HandClock())
-    put(path, keys=[])
+        await read(path)
+    await asyncio.to_thread(put, path, keys=[])
     await directory.refresh()
     assert refused(directory, f"Bearer {KEY}")
 
 
 async def test_a_missing_file_keeps_the_former_one(path: Path):
     """So does one that is away for a moment; when it is back unchanged, all is as before."""
-    directory = Directory(path, clock=HandClock())
+    directory = await read(path)
     away = path.with_suffix(".away")
     await asyncio.to_thread(path.rename, away)
     await directory.refresh()

@@ -53,10 +53,10 @@ class Answer:
         return json.loads(self.body)["error"]
 
 
-def house(path: Path | None) -> tuple[Any, Inside]:
+async def house(path: Path | None) -> tuple[Any, Inside]:
     inside = Inside()
     clock = SystemClock()
-    directory = Directory(path, clock=clock) if path else None
+    directory = await asyncio.to_thread(Directory, path, clock=clock) if path else None
     door = Door(inside, directory=directory, routes={PATH: PATH})
     return Exchanges(door, clock=clock), inside
 
@@ -86,7 +86,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_nobody_comes_in_without_a_key(path: Path):
     """401 in OpenAI's shape, before the body is read, on paths that exist and on others."""
-    app, inside = house(path)
+    app, inside = await house(path)
     for target in (PATH, "/v1/models", "/nowhere"):
         answer = await knock(app, path=target, x_request_id="mine")
         assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
@@ -97,7 +97,7 @@ async def test_nobody_comes_in_without_a_key(path: Path):
 
 async def test_probes_need_no_key(path: Path):
     """Health, version and metrics are for machines that have none."""
-    app, inside = house(path)
+    app, inside = await house(path)
     for target in ("/livez", "/readyz", "/health", "/version", "/metrics"):
         assert (await knock(app, path=target, method="GET")).status == 200
     assert len(inside.tenants) == 5
@@ -105,7 +105,7 @@ async def test_probes_need_no_key(path: Path):
 
 async def test_without_keys_everybody_comes_in():
     """A gateway without a key file knows one tenant."""
-    app, inside = house(None)
+    app, inside = await house(None)
     assert (await knock(app)).status == 200
     assert (await knock(app, key="anything")).status == 200
     assert len(set(inside.tenants)) == 1
@@ -113,7 +113,7 @@ async def test_without_keys_everybody_comes_in():
 
 async def test_tenants_are_told_apart_and_limited(path: Path):
     """One tenant's limit is a 429 with all headers, and no matter for the other."""
-    app, inside = house(path)
+    app, inside = await house(path)
     for left in ("1", "0"):
         answer = await knock(app, KEY)
         assert answer.status == 200
@@ -133,7 +133,7 @@ async def test_tenants_are_told_apart_and_limited(path: Path):
 
 async def test_looking_is_not_counted(path: Path):
     """Lists of models cost nothing of the limit."""
-    app, _ = house(path)
+    app, _ = await house(path)
     for _ in range(5):
         assert (await knock(app, KEY, "/v1/models", "GET")).status == 200
     assert (await knock(app, KEY)).headers["x-ratelimit-remaining-requests"] == "1"
@@ -141,8 +141,8 @@ async def test_looking_is_not_counted(path: Path):
 
 async def test_who_leaves_gives_its_place_back(path: Path):
     """A place among the running requests is free again after an answer, and after a cancel."""
-    put(path, tenants={"acme": {"streams": 1}, "other": {}})
-    app, inside = house(path)
+    await asyncio.to_thread(put, path, tenants={"acme": {"streams": 1}, "other": {}})
+    app, inside = await house(path)
     inside.go.clear()
     first = asyncio.ensure_future(knock(app, KEY))
     while not inside.tenants:
