@@ -1,13 +1,15 @@
-"""Generated parts of READMEs, and `.env.example`; each stands between two marks."""
+"""Generated parts of READMEs, each between two marks; `.env.example`; the OpenAPI document."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from libs.fleet.announcer import pdbus_version
 from ops.check.environment import env_example
 from ops.check.golden import settle
 from ops.check.messages import message_name, messages, summary
@@ -17,6 +19,13 @@ from proto.errors import ERRORS
 __all__ = ["table_files"]
 
 ROOT = Path(__file__).resolve().parents[2]
+
+FIELD_TABLES = (
+    ("responses", "responses", "FIELDS"),
+    ("tokenize", "tokenize", "TOKENIZE_FIELDS"),
+    ("detokenize", "tokenize", "DETOKENIZE_FIELDS"),
+)
+"""Mark in the gateway's README, room below `services/gateway/openai`, and name of the table."""
 
 
 def table_files() -> dict[Path, str]:
@@ -28,8 +37,9 @@ def table_files() -> dict[Path, str]:
     return {
         proto: _filled(_filled(text, "messages", _messages()), "errors", _errors()),
         libs: _filled(libs.read_text(encoding="utf-8"), "rooms", _rooms()),
-        gateway: _filled(gateway.read_text(encoding="utf-8"), "responses", _fields("responses")),
+        gateway: _gateway(gateway.read_text(encoding="utf-8")),
         ROOT / ".env.example": env_example(),
+        ROOT / "services" / "gateway" / "openapi" / "openapi.json": _openapi(),
     }
 
 
@@ -77,10 +87,17 @@ def _rooms() -> str:
     return _table(("room", "what it is for"), rows)
 
 
-def _fields(endpoint: str) -> str:
-    """Return the field table of an endpoint of the gateway."""
-    room = importlib.import_module(f"services.gateway.openai.{endpoint}")
-    return str(room.FIELDS.markdown())
+def _gateway(text: str) -> str:
+    for mark, room, name in FIELD_TABLES:
+        table = getattr(importlib.import_module(f"services.gateway.openai.{room}"), name)
+        text = _filled(text, mark, str(table.markdown()))
+    return text
+
+
+def _openapi() -> str:
+    room = importlib.import_module("services.gateway.openapi")
+    document = room.openapi_document(pdbus_version())
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

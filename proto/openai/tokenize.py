@@ -25,7 +25,9 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     """May be left out where one model is served."""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    """A conversation instead of a prompt."""
     add_special_tokens: bool | None = None
+    """Whether a prompt gets what the tokenizer puts around a text; not with messages."""
 
 
 class Tokenized(Answer, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from services.gateway.edge.health import (
 )
 from services.gateway.openai import (
     ChatApi,
+    Detokenizing,
     EdgeRules,
     Endpoint,
     ModelEndpoint,
@@ -31,7 +32,10 @@ from services.gateway.openai import (
     ResponseApi,
     Seat,
     Texts,
+    Tokenizing,
+    WordEndpoint,
 )
+from services.gateway.openapi import OpenApiEndpoint
 from services.gateway.tenants import Directory, Door
 
 __all__ = ["Identity", "http_app"]
@@ -77,6 +81,8 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     gauge(names.GATEWAY_QUEUED, lambda: seat.placing)
     chat = Endpoint(ChatApi(), seat)
     responses = Endpoint(ResponseApi(), seat)
+    tokenize = WordEndpoint(Tokenizing(clock), texts, rules)
+    detokenize = WordEndpoint(Detokenizing(), texts, rules)
     version = VersionEndpoint(
         version=identity.version, protocol=PROTO_VERSION, instance=identity.instance
     )
@@ -88,9 +94,12 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
             Route(
                 "/v1/models/{model:path}", ModelEndpoint(texts, created=created), methods=["GET"]
             ),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/livez", LiveEndpoint(), methods=["GET"]),
             Route("/readyz", ReadyEndpoint(fleet, "/readyz"), methods=["GET"]),
             Route("/health", ReadyEndpoint(fleet, "/health"), methods=["GET"]),
+            Route("/openapi.json", OpenApiEndpoint(identity.version), methods=["GET"]),
             Route("/version", version, methods=["GET"]),
             Route("/metrics", MetricsEndpoint(metrics_port), methods=["GET"]),
         ],

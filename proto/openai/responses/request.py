@@ -16,8 +16,8 @@ __all__ = [
     "NamedTool",
     "Reasoning",
     "ResponseRequest",
+    "ResponseStreamOptions",
     "ResponseTool",
-    "StreamOptions",
     "TextFormat",
     "TextOptions",
 ]
@@ -108,7 +108,7 @@ class Reasoning(Body, frozen=True, kw_only=True):
     generate_summary: None = None
 
 
-class StreamOptions(Body, frozen=True, kw_only=True):
+class ResponseStreamOptions(Body, frozen=True, kw_only=True):
     """What a stream carries beside the answer."""
 
     include_obfuscation: bool | None = None
@@ -133,4 +133,4 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: _Label | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None

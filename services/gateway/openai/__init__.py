@@ -6,11 +6,13 @@ from services.gateway.openai.models import ModelEndpoint, ModelsEndpoint
 from services.gateway.openai.prompts import ModelDetokenizer, Texts
 from services.gateway.openai.responses import ResponseApi
 from services.gateway.openai.rules import CallRules, EdgeRules
+from services.gateway.openai.tokenize import Detokenizing, Tokenizing, WordEndpoint
 
 __all__ = [
     "Api",
     "CallRules",
     "ChatApi",
+    "Detokenizing",
     "EdgeRules",
     "Endpoint",
     "ModelDetokenizer",
@@ -19,4 +21,6 @@ __all__ = [
     "ResponseApi",
     "Seat",
     "Texts",
+    "Tokenizing",
+    "WordEndpoint",
 ]
