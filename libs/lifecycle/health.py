@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
@@ -37,6 +37,7 @@ class HealthServer:
         port: 0 takes a free one; `port` tells which.
         readiness: asked at each probe.
         metrics: text that is appended to /metrics, such as an engine's own metrics.
+        collect: gives /metrics in place of this process' own, for who speaks for others.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class HealthServer:
         port: int,
         readiness: Callable[[], Readiness],
         metrics: Callable[[], str] | None = None,
+        collect: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self._wanted = port
         self._readiness = readiness
         self._metrics = metrics
+        self._collect = collect
         self._server: asyncio.Server | None = None
 
     @property
@@ -113,7 +116,8 @@ class HealthServer:
                 return status, _JSON, msgspec.json.encode({"ready": ready, "reason": reason})
             case "/metrics":
                 # Collecting reads files of the kernel and may render many series.
-                text = await asyncio.to_thread(metrics_text)
+                collect = self._collect
+                text = await (collect() if collect else asyncio.to_thread(metrics_text))
                 own = self._metrics() if self._metrics is not None else ""
                 return HTTPStatus.OK, _TEXT, (text + own).encode()
             case _:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from libs.engine.parse import check_names
 from ops.cli.errors import CommandError
 from ops.cli.stack.layout import GRACE_S, StackOptions
 
@@ -32,7 +33,11 @@ class StackArguments:
     aggregated: _Count = 0
     """Number of workers that do both and need no peer."""
     gateways: _Count = 1
-    """Number of HTTP processes, on consecutive ports."""
+    """Number of gateways, on consecutive ports."""
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1
+    """Number of processes of each gateway, on one port."""
+    keys: Path | None = None
+    """File with API keys (`pdbus keys add` makes one); without it no key is asked for."""
     routers: _Count = 1
     """Number of routers."""
     cleanups: _Count = 1
@@ -41,6 +46,10 @@ class StackArguments:
     """What runs the model; `scripted` needs no weights and answers nonsense, fast."""
     model: str | None = None
     """smollm2, tiny, scripted, a local folder, or a hub id."""
+    tool_parser: str = ""
+    """Format in which the model writes tool calls, by SGLang's name, as qwen25 or hermes."""
+    reasoning_parser: str = ""
+    """Format in which the model writes its reasoning, by SGLang's name, as qwen3."""
     recover: Literal["never", "greedy", "any"] = "never"
     """Whether an answer whose decode was lost goes on with another one: never; only where the next
     token does not depend on chance; or always where it can be right."""
@@ -57,8 +66,12 @@ class StackArguments:
         """Return the options with all defaults filled in and all paths absolute.
 
         Raises:
-            CommandError: no worker set can answer a request.
+            CommandError: no worker set can answer a request, or there is no such parser.
         """
+        try:
+            check_names(self.tool_parser, self.reasoning_parser)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         if not self.aggregated and not (self.prefill and self.decode):
             message = "a stack needs a prefill and a decode worker, or an aggregated one"
             raise CommandError(message)
@@ -75,10 +88,14 @@ class StackArguments:
             decode=self.decode,
             aggregated=self.aggregated,
             gateways=self.gateways,
+            workers=self.workers,
+            keys=self.keys and self.keys.expanduser().resolve(),
             routers=self.routers,
             cleanups=self.cleanups,
             engine=self.engine,
             model=str(local.resolve()) if local.is_dir() else model,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
             recover=self.recover,
             grace_s=self.grace,
             port=self.port,
@@ -92,14 +109,19 @@ def command_line(options: StackOptions) -> list[str]:
         "decode": options.decode,
         "aggregated": options.aggregated,
         "gateways": options.gateways,
+        "workers": options.workers,
         "routers": options.routers,
         "cleanups": options.cleanups,
         "engine": options.engine,
         "model": options.model,
+        "tool-parser": options.tool_parser,
+        "reasoning-parser": options.reasoning_parser,
         "recover": options.recover,
         "grace": options.grace_s,
         "port": options.port,
         "state-dir": options.state_dir,
         "models-dir": options.models_dir,
     }
+    if options.keys is not None:
+        values["keys"] = options.keys
     return [f"--{name}={value}" for name, value in values.items()]

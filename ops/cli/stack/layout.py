@@ -33,10 +33,18 @@ class StackOptions:
     decode: int = 1
     aggregated: int = 0
     gateways: int = 1
+    workers: int = 1
+    """Processes of each gateway."""
+    keys: Path | None = None
+    """File with API keys; None asks for none."""
     routers: int = 1
     cleanups: int = 1
     engine: str = "sglang"
     model: str = "smollm2"
+    tool_parser: str = ""
+    """Format of the model's tool calls, by SGLang's name."""
+    reasoning_parser: str = ""
+    """Format of the model's reasoning, by SGLang's name."""
     recover: str = "never"
     """Whether an answer may go on with another decode after its first token."""
     grace_s: float = GRACE_S
@@ -96,8 +104,11 @@ def _services(
     options: StackOptions, model: ModelChoice, address: Address, entropy: Entropy
 ) -> Iterator[SlotSpec]:
     named = ("--model", model.name, "--model-path", str(model.path))
-    edge = ("--host", HOST, "--recover", options.recover, *named)
+    shared = ("--workers", str(options.workers), "--limit-share", str(options.gateways))
+    keys = () if options.keys is None else ("--keys", str(options.keys))
+    edge = ("--host", HOST, "--recover", options.recover, *shared, *keys, *named)
     engine = ("--engine", options.engine, *named)
+    answering = (*engine, *_parsers(options))
 
     def slot(role: Role, number: int, rank: int, args: Sequence[str]) -> SlotSpec:
         # An aggregated worker is a decode service that needs no prefill.
@@ -110,15 +121,22 @@ def _services(
     for number in range(options.prefill):
         yield slot(Role.PREFILL, number, 2, engine)
     for number in range(options.decode):
-        yield slot(Role.DECODE, number, 2, (*engine, "--mode", "disaggregated"))
+        yield slot(Role.DECODE, number, 2, (*answering, "--mode", "disaggregated"))
     for number in range(options.aggregated):
-        yield slot(Role.AGGREGATED, number, 2, (*engine, "--mode", "aggregated"))
+        yield slot(Role.AGGREGATED, number, 2, (*answering, "--mode", "aggregated"))
     for number, port in enumerate(address.gateway_ports):
         yield slot(Role.GATEWAY, number, 0, (*edge, "--port", str(port)))
     for number in range(options.routers):
         yield slot(Role.ROUTER, number, 1, ())
     for number in range(options.cleanups):
         yield slot(Role.CLEANUP, number, 3, ())
+
+
+def _parsers(options: StackOptions) -> Iterator[str]:
+    if options.tool_parser:
+        yield from ("--tool-parser", options.tool_parser)
+    if options.reasoning_parser:
+        yield from ("--reasoning-parser", options.reasoning_parser)
 
 
 def _command(

@@ -156,7 +156,7 @@ def duration(seconds: float) -> str:
 def _told(name: bytes, bucket: Bucket, now_s: float) -> Sequence[tuple[bytes, bytes]]:
     reset = duration(min(MINUTE_S * 60, bucket.full_in_s(now_s)))
     return (
-        (b"x-ratelimit-limit-" + name, str(math.ceil(bucket.limit)).encode()),
+        (b"x-ratelimit-limit-" + name, str(max(1, int(bucket.limit))).encode()),
         (b"x-ratelimit-remaining-" + name, str(bucket.left(now_s)).encode()),
         (b"x-ratelimit-reset-" + name, reset.encode()),
     )
