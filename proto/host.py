@@ -7,7 +7,7 @@ from enum import StrEnum
 from proto.base import Message
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
-from proto.ids import JobId, Room
+from proto.ids import Incarnation, JobId, Room
 from proto.kv import PeerAddress, TransferReport
 from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
@@ -52,6 +52,8 @@ class Job(Message, frozen=True, kw_only=True):
     traceparent: str | None = None
     tracestate: str | None = None
     parsing: Parsing | None = None
+    asker: Incarnation | None = None
+    """Prefill only: the engine that will ask for the room. If it is linked, computing may begin."""
     """Decode only."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""

@@ -35,3 +35,5 @@ class PrefillStart(Message, frozen=True, kw_only=True):
     """No transfer may begin later; fixed by decode when it reserved."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
+    asker: Incarnation | None = None
+    """The decode engine that will ask for the room, where it is known."""

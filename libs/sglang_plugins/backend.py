@@ -31,6 +31,8 @@ __all__ = ["KnownPeers", "UcxBackend"]
 
 _HAND_S = 0.001
 _SENT_WAKE_S = 0.005
+_AHEAD = 2
+"""Prompts that may be computed though nobody has asked for them yet."""
 
 
 class KnownPeers:
@@ -79,6 +81,7 @@ class UcxBackend(BaseKVManager):
         self._times: dict[int, tuple[float, float]] = {}
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: Any = None
+        self._ahead: set[int] = set()
         self._telling = threading.Lock()
         self._link = HostLink(options.host_socket)
         self.plane = _open_plane(args, server_args, options, self._wake, self._tell_figures)
@@ -107,8 +110,24 @@ class UcxBackend(BaseKVManager):
         """Tell the engine host how a room ended; call it once a room."""
         failure = handle.failure
         queue_s, forward_s = self._times.pop(handle.room, (0.0, 0.0))
+    def may_begin(self, room: int, asker: str) -> bool:
+        """Return whether a prompt may be computed before decode has asked for its room.
+
+        Decode reserved a slot before prefill heard of the request, so the ask is on its way. Only
+        an engine that is linked has shown that it may have the pages.
+        """
+        if len(self._ahead) >= _AHEAD or not self.plane.has_link(asker):
+            return False
+        self._ahead.add(room)
+        return True
+
+    def was_asked(self, room: int) -> None:
+        """Note that decode has asked for a room."""
+        self._ahead.discard(room)
+
         self._link.send(
             RoomClosed(
+        self._ahead.discard(handle.room)
                 room=handle.room,
                 report=handle.report,
                 code=failure.code if failure else None,

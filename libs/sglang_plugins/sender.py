@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from libs.sglang_plugins.backend import UcxBackend
-from libs.sglang_plugins.states import FAILED, SUCCESS, poll_of
+from libs.sglang_plugins.states import (
+    BOOTSTRAPPING,
+    FAILED,
+    SUCCESS,
+    WAITING_FOR_INPUT,
+    poll_of,
+)
 from proto.ids import Room
 
 if TYPE_CHECKING:
@@ -37,7 +43,11 @@ class UcxSender(BaseKVSender):
         self.bootstrap_room = bootstrap_room
         self.conclude_state: int | None = None
         self._early_send_wait_event: Any = None
-        self._offer = mgr.plane.offer(Room(bootstrap_room))
+        self._asker = bootstrap_addr.rpartition(":")[0]
+        self._offer = mgr.plane.offer(Room(bootstrap_room), self._asker)
+        self._ahead = False
+        """Whether computing began before the room was asked for."""
+        self._skip = 0
         self._pages = 0
         self._sent = 0
         self._row: int | None = None
@@ -51,7 +61,8 @@ class UcxSender(BaseKVSender):
 
     def pop_decode_prefix_len(self) -> int:
         """Return the tokens that decode already holds."""
-        return self._offer.skip_pages * self.kv_mgr.page_size
+        self._skip = self._offer.skip_pages
+        return self._skip * self.kv_mgr.page_size
 
     def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
         """Return whether a chunk is worth a call; the last one always is, it carries the row."""
@@ -74,7 +85,7 @@ class UcxSender(BaseKVSender):
         if self._first_send is None:
             self._first_send = time.perf_counter()
         pages = np.asarray(kv_indices, dtype=np.int64)
-        first = self._offer.skip_pages + self._sent
+        first = self._skip + self._sent
         self._sent += len(pages)
         last = self._sent >= self._pages
         self._offer.push(pages, first_page=first, last=last, row=self._row if last else None)
@@ -83,7 +94,10 @@ class UcxSender(BaseKVSender):
         """Return where the transfer stands, as a `KVPoll` value."""
         if self.conclude_state is None:
             state = poll_of(self._offer.state)
+            if state == BOOTSTRAPPING and self._may_begin():
+                return WAITING_FOR_INPUT
             if state not in (SUCCESS, FAILED):
+                self.kv_mgr.was_asked(self.bootstrap_room)
                 return state
             self._conclude(state)
         return self.conclude_state if self.conclude_state is not None else FAILED
@@ -118,6 +132,14 @@ class UcxSender(BaseKVSender):
     def clear(self) -> None:
         """Forget the room."""
         self._give_up("dropped by the prefill engine")
+
+    def _may_begin(self) -> bool:
+        """Whether to compute while the ask is still on its way.
+
+        Pages that decode turns out to hold already are left out when they are sent.
+        """
+        self._ahead = self._ahead or self.kv_mgr.may_begin(self.bootstrap_room, self._asker)
+        return self._ahead
 
     def _give_up(self, detail: str) -> None:
         if self.conclude_state is None:

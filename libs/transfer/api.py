@@ -229,8 +229,15 @@ class DataPlane(Protocol):
         """Ask a prefill engine for a room, into `pages` and auxiliary row `row` of ours."""
         ...
 
-    def offer(self, room: Room) -> Offer:
-        """Announce that this engine will produce a room."""
+    def offer(self, room: Room, asker: str = "") -> Offer:
+        """Announce that this engine will produce a room; `asker` is who will ask, if known.
+
+        An offer fails with the link to its asker, even before it was asked for.
+        """
+        ...
+
+    def has_link(self, decode: str) -> bool:
+        """Return whether a decode engine is linked and may ask for rooms; from any thread."""
         ...
 
     def connect(self, source: PeerAddress) -> bool:

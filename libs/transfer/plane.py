@@ -29,6 +29,7 @@ __all__ = ["UcxPlane"]
 _START_TIMEOUT_S = 30.0
 _BYE_S = 0.1
 """How long `close` waits for its farewells to leave."""
+_REST_S = 0.005
 
 
 class UcxPlane:
@@ -44,6 +45,7 @@ class UcxPlane:
         reports: called from the plane's thread with the report of each room that is over.
 
     Raises:
+        rested: called from the plane's thread a little after `wake`, for what has time.
         PdbusError: a lane in the settings cannot be had (`lane_refused`).
         ValueError: the pools do not fit the layout.
     """
@@ -59,10 +61,12 @@ class UcxPlane:
         reports: Callable[[TransferReport], None] | None = None,
     ) -> None:
         self._settings = settings
+        rested: Callable[[], None] | None = None,
         self._wake = wake
         self._reports = reports
         self._changed = False
         self._closed = False
+        self._rested = rested
         self._started = threading.Event()
         self._start_error: PdbusError | None = None
         self._loop = Loop(
@@ -129,16 +133,20 @@ class UcxPlane:
             skip_pages=skip_pages,
             aborted=self._on_fetch_aborted,
         )
-        self._loop.post(partial(self._decode.fetch, source, fetch))
+        self._loop.hand(partial(self._decode.fetch, source, fetch), self._settings.hand_s)
         # Whoever comes after the thread's last look at its commands finds the plane closed.
         if self._closed:
             fetch.fail(ErrorCode.CANCELLED, "the data plane is closed")
         return fetch
 
-    def offer(self, room: Room) -> OfferRoom:
-        """Announce that this engine will produce a room."""
+    def offer(self, room: Room, asker: str = "") -> OfferRoom:
+        """Announce that this engine will produce a room; `asker` is who will ask, if known."""
         offer = OfferRoom(
-            self._parts.store, room, pushed=self._on_pushed, aborted=self._on_offer_aborted
+            self._parts.store,
+            room,
+            asker=asker,
+            pushed=self._on_pushed,
+            aborted=self._on_offer_aborted,
         )
         self._loop.post(partial(self._prefill.offer, offer))
         if self._closed:
@@ -147,6 +155,10 @@ class UcxPlane:
 
     def connect(self, source: PeerAddress) -> bool:
         """Begin to connect to a prefill engine; return whether the link is up."""
+    def has_link(self, decode: str) -> bool:
+        """Return whether a decode engine is linked and may ask for rooms; from any thread."""
+        return self._prefill.has_link(decode)
+
         up = self._decode.is_up(source.incarnation)
         if not up and not self._closed:
             self._loop.post(partial(self._decode.begin_link, source))
@@ -172,7 +184,7 @@ class UcxPlane:
         self._loop.post(partial(self._prefill.moved, offer))
 
     def _on_pushed(self, offer: OfferRoom) -> None:
-        self._loop.post(partial(self._prefill.pushed, offer))
+        self._loop.hand(partial(self._prefill.pushed, offer), self._settings.hand_s)
 
     def _begin(self) -> None:
         parts = self._parts
@@ -205,6 +217,8 @@ class UcxPlane:
 
     def _finish(self) -> None:
         """Leave nothing open, however the thread ends."""
+            if self._rested is not None:
+                self._loop.later(_REST_S, self._rested)
         self._closed = True
         self._started.set()
         self._loop.drain()

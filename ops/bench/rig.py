@@ -19,7 +19,15 @@ from libs.engine.process import HostedEngine
 from libs.lifecycle.tasks import Tasks
 from libs.models import ModelFolder
 from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind, JobTokens
-from proto.ids import JobId, Room, job_id, new_incarnation, new_request_id, new_room
+from proto.ids import (
+    Incarnation,
+    JobId,
+    Room,
+    job_id,
+    new_incarnation,
+    new_request_id,
+    new_room,
+)
 from proto.kv import PeerAddress
 from proto.sampling import SamplingParams
 from proto.workers import Role
@@ -81,7 +89,8 @@ class Rig:
         answer = Answer()
         job, room = new_job(), new_room_id()
         peer = source or self.ready[Role.PREFILL].address
-        prefill = job_for(JobKind.PREFILL, ids, sampling, job, room)
+        asker = self.engines[Role.DECODE].incarnation
+        prefill = job_for(JobKind.PREFILL, ids, sampling, job, room, asker=asker)
         decode = job_for(JobKind.DECODE, ids, sampling, job, room, peer)
         _, answer.prefill = await asyncio.gather(
             self._collect(Role.DECODE, decode, answer), self.end_of(Role.PREFILL, prefill)
@@ -179,13 +188,14 @@ def new_room_id() -> Room:
     return new_room(_ENTROPY)
 
 
-def job_for(
+def job_for(  # noqa: PLR0913, PLR0917 - one argument a field
     kind: JobKind,
     ids: Sequence[int],
     sampling: SamplingParams,
     job: JobId | None = None,
     room: Room | None = None,
     source: PeerAddress | None = None,
+    asker: Incarnation | None = None,
 ) -> Job:
     """Return a job; ids that are not given are new."""
     return Job(
@@ -195,4 +205,5 @@ def job_for(
         sampling=sampling,
         room=room or new_room_id(),
         source=source,
+        asker=asker,
     )

@@ -86,6 +86,7 @@ class PrefillService:
             traceparent=parent,
             tracestate=state,
             cache_salt=start.cache_salt,
+            asker=start.asker,
         )
         async for output in engine.run(job):
             if isinstance(output, JobFinished):

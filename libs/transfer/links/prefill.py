@@ -41,6 +41,10 @@ class PrefillSide:
         """Decode engines linked."""
         return len(self._links)
 
+    def has_link(self, incarnation: str) -> bool:
+        """Return whether a decode engine is linked; from any thread."""
+        return incarnation in self._links
+
     def open_doors(self) -> dict[str, bytes]:
         """Accept peers on every lane; return the addresses.
 
@@ -82,7 +86,9 @@ class PrefillSide:
                 offer.link.stop(offer, offer.failure)
                 self._parts.loop.touch(offer.link)
             self._parts.reported(offer.report)
-        if offer.state is not RoomState.MOVING:
+        if offer.state is RoomState.DONE and self._parts.settings.sent_wake_s > 0:
+            self._parts.loop.later(self._parts.settings.sent_wake_s, self._parts.changed)
+        elif offer.state is not RoomState.MOVING:
             # A scheduler waits for the ask and for the end, not for each chunk.
             self._parts.changed()
 
@@ -188,7 +194,8 @@ class PrefillSide:
         self._destroy(link)
         self._table.forget(link, failure)
         for offer in self._table.offers():
-            if offer.link is link:
+            unasked = offer.link is None and offer.asker == link.hello.incarnation
+            if offer.link is link or (unasked and link.ended is not None):
                 self._end(offer, failure)
 
     def _destroy(self, link: Outbound) -> None:

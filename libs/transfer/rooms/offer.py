@@ -35,10 +35,13 @@ class OfferRoom:
         store: PageStore,
         room: Room,
         *,
+        asker: str = "",
         pushed: Callable[[OfferRoom], None],
         aborted: Callable[[OfferRoom], None],
     ) -> None:
         self.room = room
+        self.asker = asker
+        """The decode engine that will ask, if it is known."""
         self.link: Any = None
         """The link that carries the room; the plane's thread sets and reads it."""
         self._store = store

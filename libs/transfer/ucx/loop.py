@@ -40,7 +40,7 @@ class Member(Protocol):
 
 
 class Loop:
-    """One thread, many ports. All methods but `post` and `end` belong to that thread.
+    """One thread, many ports. All methods but `post`, `hand` and `end` belong to that thread.
 
     Args:
         name: the thread's name.
@@ -66,6 +66,7 @@ class Loop:
         self._commands: deque[Callable[[], None]] = deque()
         self._members: dict[int, Member] = {}
         self._hot: set[Member] = set()
+        self._timers: dict[Callable[[], None], float] = {}
         self._ending = False
         self._ticking = False
         self._asleep = False
@@ -86,6 +87,28 @@ class Loop:
         self._commands.append(command)
         if self._asleep:
             self._ring()
+
+    def hand(self, command: Callable[[], None], within_s: float) -> None:
+        """Have a command run on the thread and wait for it, but no longer than `within_s`.
+
+        Two busy threads would share the GIL a switch interval at a time; a caller that waits
+        leaves it to this one.
+        """
+        if within_s <= 0:
+            self.post(command)
+            return
+        done = threading.Event()
+
+        def run() -> None:
+            command()
+            done.set()
+
+        self.post(run)
+        done.wait(within_s)
+
+    def later(self, after_s: float, command: Callable[[], None]) -> None:
+        """Have a command run once, `after_s` from the first time that it was asked for."""
+        self._timers.setdefault(command, time.monotonic() + after_s)
 
     def end(self) -> None:
         """Stop the thread and wait for it; from any other thread, any number of times."""
@@ -148,8 +171,17 @@ class Loop:
                 self._ticking = True
             if not more:
                 self._hot.discard(member)
+        self._run_timers()
         self._settle()
         self._sleep()
+
+    def _run_timers(self) -> None:
+        if not self._timers:
+            return
+        now = time.monotonic()
+        for command in [command for command, due in self._timers.items() if due <= now]:
+            del self._timers[command]
+            command()
 
     def _sleep(self) -> None:
         self._asleep = True
@@ -174,7 +206,14 @@ class Loop:
             if idle < _SPIN_S:
                 return 0.0
             return _NAP_S if idle < _PATIENCE_S else _PAUSE_S
-        return _TICK_S if self._ticking else None
+        return self._pause()
+
+    def _pause(self) -> float | None:
+        pause = _TICK_S if self._ticking else None
+        if not self._timers:
+            return pause
+        first = max(0.0, min(self._timers.values()) - time.monotonic())
+        return first if pause is None else min(first, pause)
 
     def _warm(self, member: Member) -> None:
         # A port that waits for its peer stays readable; only a port that was cool is news.

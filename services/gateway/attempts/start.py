@@ -148,5 +148,6 @@ def _prefill_start(call: Call, plan: Plan, reply: ReplyTo, not_after_ms: int) ->
         not_after_ms=not_after_ms,
         deadline_ms=call.deadline_ms,
         write_by_ms=call.deadline_ms if plan.write_by_ms is None else plan.write_by_ms,
+        asker=placement.decode.incarnation,
         cache_salt=call.cache_salt,
     )

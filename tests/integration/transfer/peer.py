@@ -55,6 +55,11 @@ class Peer:
         self._order("start", **self._config)
 
     @property
+    def incarnation(self) -> str:
+        """Return the life of the engine."""
+        return str(self._config["incarnation"])
+
+    @property
     def pid(self) -> int:
         """Return the process id."""
         return self._process.pid

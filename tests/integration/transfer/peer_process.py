@@ -78,9 +78,20 @@ class Process:
             msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
         )
 
-    def offer(self, room: int) -> None:
+    def probe(self, source: str) -> dict[str, Any]:
+        """Probe a pair and wait for the figures."""
+        address = msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
+        found: queue.Queue[PairProbe] = queue.Queue()
+        self.plane.probe(address, found.put)
+        return msgspec.to_builtins(found.get(timeout=20))
+
+    def offer(self, room: int, asker: str = "") -> None:
         """Begin an offer."""
-        self.handles["offer", room] = self.plane.offer(room)
+        self.handles["offer", room] = self.plane.offer(room, asker)
+
+    def has_link(self, decode: str) -> bool:
+        """Return whether a decode engine is linked."""
+        return self.plane.has_link(decode)
 
     def push(self, room: int, **more: Any) -> None:
         """Push pages."""

@@ -77,6 +77,26 @@ def test_a_killed_decode_fails_its_rooms_only(
     assert (stats["peers"], stats["peers_lost"]) == (1, 1)
 
 
+def test_an_offer_fails_with_its_asker_before_it_is_asked_for(
+    start: Callable[..., Peer], room: int
+) -> None:
+    """What was computed ahead for a decode engine is free again when that engine is lost."""
+    prefill, decode = start(), start()
+    prefill.begun(), decode.begun()
+    assert not prefill("has_link", decode=decode.incarnation)
+    move(prefill, decode, room, [1])
+    assert decode("wait", side="fetch", room=room)["state"] == "DONE"
+    assert prefill("has_link", decode=decode.incarnation)
+    for place, asker in enumerate((decode.incarnation, "another")):
+        prefill("offer", room=room + 1 + place, asker=asker)
+        prefill("push", room=room + 1 + place, pages=[1], first_page=0, last=True, row=0)
+    decode.kill()
+    end = prefill("wait", side="offer", room=room + 1, timeout=10)
+    assert (end["state"], end["code"]) == ("FAILED", "decode_lost")
+    assert prefill("state", side="offer", room=room + 2) == "WAITING"
+    assert not prefill("has_link", decode=decode.incarnation)
+
+
 @LANES
 def test_deaths_leave_nothing_behind(start: Callable[..., Peer], room: int, lane: str) -> None:
     """After each double death in mid-transfer the survivor holds what it held after the first."""

@@ -55,12 +55,14 @@ class Plane:
         self.connected: list[PeerAddress] = []
         self.asked: list[dict[str, Any]] = []
         self.handles: list[Handle] = []
+        self.askers: list[str] = []
 
     def connect(self, source: PeerAddress) -> bool:
         self.connected.append(source)
         return False
 
-    def offer(self, room: Room) -> Handle:
+    def offer(self, room: Room, asker: str = "") -> Handle:
+        self.askers.append(asker)
         self.handles.append(Handle(room))
         return self.handles[-1]
 
@@ -74,10 +76,24 @@ class Backend(SimpleNamespace):
     """What sender and receiver need of the backend."""
 
     def __init__(self) -> None:
-        super().__init__(plane=Plane(), page_size=16, want_timeout_s=60.0, concluded=[], refused=[])
+        super().__init__(
+            plane=Plane(),
+            page_size=16,
+            want_timeout_s=60.0,
+            linked="",
+            asked=[],
+            concluded=[],
+            refused=[],
+        )
 
     def conclude(self, handle: Handle) -> None:
         self.concluded.append(handle.room)
+
+    def may_begin(self, room: int, asker: str) -> bool:
+        return asker == self.linked
+
+    def was_asked(self, room: int) -> None:
+        self.asked.append(room)
 
     def refuse(self, room: int, code: ErrorCode, detail: str) -> None:
         self.refused.append((room, code))

@@ -104,3 +104,21 @@ def test_a_failure_is_told_in_the_words_of_the_plane(sender: Any, backend: Any):
     assert sender.poll() == FAILED
     with pytest.raises(Exception, match="decode is gone"):
         sender.failure_exception()
+
+
+def test_a_linked_asker_need_not_have_asked_before_computing_begins(sender: Any, backend: Any):
+    """The prompt begins; what decode turns out to hold changes no place of what is sent."""
+    backend.linked = "prefill"
+    assert backend.plane.askers == ["prefill"]
+    assert sender.poll() == WAITING
+    assert sender.pop_decode_prefix_len() == 0
+    sender.init(3, 1)
+    sender.send(np.array([4, 5], dtype=np.int32))
+    backend.linked = ""
+    assert sender.poll() == WAITING
+    _handle(backend).skip_pages = 1
+    _handle(backend).state = RoomState.READY
+    assert sender.poll() == WAITING
+    assert backend.asked == [7]
+    sender.send(np.array([6], dtype=np.int32))
+    assert _handle(backend).pushed == [([4, 5], 0, False, None), ([6], 2, True, 1)]

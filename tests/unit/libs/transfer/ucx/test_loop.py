@@ -138,3 +138,33 @@ def test_end_may_come_twice_and_a_late_command_is_harmless(stage: Stage) -> None
     stage.loop.end()
     stage.loop.post(lambda: stage.events.append("late"))
     assert stage.events == ["begin", "finish"]
+
+
+def test_a_handed_command_has_run_on_return(stage: Stage) -> None:
+    """Whoever hands a command over goes on only after the thread has run it."""
+    names: list[str] = []
+    stage.loop.hand(lambda: names.append(threading.current_thread().name), WAIT_S)
+    assert names == ["loop-under-test"]
+
+
+def test_handing_over_waits_no_longer_than_asked(stage: Stage) -> None:
+    """A thread that is held up does not hold up its caller, and runs the command all the same."""
+    gate, ran = threading.Event(), threading.Event()
+    stage.loop.post(lambda: gate.wait(WAIT_S))
+    stage.loop.hand(ran.set, 0.001)
+    assert not ran.is_set()
+    gate.set()
+    assert ran.wait(WAIT_S)
+
+
+def test_a_later_command_runs_once_however_often_it_was_asked_for(stage: Stage) -> None:
+    """Asking twice before its time is asking once; afterwards it may be asked for again."""
+    ran = threading.Semaphore(0)
+
+    def later() -> None:
+        ran.release()
+
+    for _ in range(2):
+        stage.run(lambda: [stage.loop.later(0.05, later) for _ in range(3)])
+        assert ran.acquire(timeout=WAIT_S)
+        assert not ran.acquire(timeout=0.2)
