@@ -1,9 +1,13 @@
-"""From the KV backend inside SGLang's scheduler process to the engine host that started it."""
+"""From the KV backend inside SGLang's scheduler process to the engine host that started it.
+
+The other way goes only `ProbePeer`.
+"""
 
 from __future__ import annotations
 
 from proto.base import Message
 from proto.errors import ErrorCode
+from proto.host import PeerProbed
 from proto.ids import Room
 from proto.kv import PeerAddress, TransferReport
 
@@ -46,4 +50,4 @@ class PlaneFigures(Message, frozen=True, kw_only=True):
     dropped_chunks: int
 
 
-BackendMessage = PlaneOpened | RoomClosed | PlaneFigures
+BackendMessage = PlaneOpened | RoomClosed | PlaneFigures | PeerProbed

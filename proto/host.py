@@ -10,6 +10,7 @@ from proto.gateway import FinishReason
 from proto.ids import Incarnation, JobId, Room
 from proto.kv import PeerAddress, TransferReport
 from proto.output import Details, Parsing
+from proto.pairs import PairProbe
 from proto.sampling import SamplingParams
 from proto.workers import CompatCard, Feature
 
@@ -26,6 +27,8 @@ __all__ = [
     "JobKind",
     "JobOutput",
     "JobTokens",
+    "PeerProbed",
+    "ProbePeer",
     "StopHost",
     "ToHost",
 ]
@@ -49,11 +52,11 @@ class Job(Message, frozen=True, kw_only=True):
     sampling: SamplingParams
     room: Room
     source: PeerAddress | None = None
+    asker: Incarnation | None = None
+    """Prefill only: the engine that will ask for the room. If it is linked, computing may begin."""
     traceparent: str | None = None
     tracestate: str | None = None
     parsing: Parsing | None = None
-    asker: Incarnation | None = None
-    """Prefill only: the engine that will ask for the room. If it is linked, computing may begin."""
     """Decode only."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
@@ -69,7 +72,19 @@ class StopHost(Message, frozen=True, kw_only=True):
     """End the host process in order."""
 
 
-ToHost = Job | AbortJob | StopHost
+class ProbePeer(Message, frozen=True, kw_only=True):
+    """Measure the way to a prefill engine."""
+
+    number: int
+    """Names this ask in its answer."""
+    source: PeerAddress
+
+
+class PeerProbed(Message, frozen=True, kw_only=True):
+    """What a probe has found."""
+
+    number: int
+    found: PairProbe
 
 
 class EngineReady(Message, frozen=True, kw_only=True):
@@ -109,6 +124,10 @@ class JobFinished(Message, frozen=True, kw_only=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    text: str = ""
+    """What was held back until the end was known."""
+    details: Details | None = None
+    """The same for calls and reasoning."""
     queue_s: float = 0.0
     """From arrival in the engine until its first forward pass."""
     forward_s: float = 0.0
@@ -149,7 +168,15 @@ class HostFailed(Message, frozen=True, kw_only=True):
     detail: str
 
 
+ToHost = Job | AbortJob | ProbePeer | StopHost
 JobOutput = JobTokens | JobFinished | JobFailed
 FromHost = (
-    EngineReady | HostProgress | JobTokens | JobFinished | JobFailed | EngineLoad | HostFailed
+    EngineReady
+    | HostProgress
+    | JobTokens
+    | JobFinished
+    | JobFailed
+    | EngineLoad
+    | PeerProbed
+    | HostFailed
 )

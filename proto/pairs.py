@@ -10,6 +10,7 @@ from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane
 
 __all__ = [
+    "ANY_LANE",
     "LaneMode",
     "LanePolicy",
     "PairProbe",
@@ -57,6 +58,11 @@ class LanePolicy(Message, frozen=True, kw_only=True):
             raise ValueError(f"{', '.join(strange) or 'nothing'} is not a lane of {listed}")
         return cls(mode=LaneMode(word), lanes=tuple(Lane(name) for name in given))
 
+    @property
+    def required(self) -> tuple[Lane, ...]:
+        """The only lanes that may be used; none means any."""
+        return self.lanes if self.mode is LaneMode.REQUIRE else ()
+
     def breached_by(self, lane: Lane) -> bool:
         """Return whether a lane is not one of those listed."""
         return self.mode is not LaneMode.ALLOW and lane not in self.lanes
@@ -65,6 +71,10 @@ class LanePolicy(Message, frozen=True, kw_only=True):
         if self.mode is LaneMode.ALLOW:
             return str(self.mode)
         return f"{self.mode}:{','.join(self.lanes)}"
+
+
+ANY_LANE = LanePolicy()
+"""The policy of whoever has none."""
 
 
 class PairState(StrEnum):

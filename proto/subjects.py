@@ -18,6 +18,7 @@ __all__ = [
     "BUCKET_RESULTS",
     "GATEWAY_HEARTBEATS",
     "GROUP_ROUTER",
+    "PREFILL_HEARTBEATS",
     "PREFIX",
     "ROUTER_CLAIM",
     "ROUTER_PLACE",
@@ -41,6 +42,7 @@ GROUP_ROUTER = "router"
 
 ALL_HEARTBEATS = f"{PREFIX}.heartbeat.>"
 GATEWAY_HEARTBEATS = f"{PREFIX}.heartbeat.gateway.>"
+PREFILL_HEARTBEATS = f"{PREFIX}.heartbeat.prefill.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_EVENTS = f"{PREFIX}.events.>"
 

@@ -11,7 +11,7 @@ import msgspec
 from proto.base import Message
 from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
 from proto.kv import KV_PROTOCOL, PeerAddress
-from proto.pairs import LanePolicy, PairReport
+from proto.pairs import ANY_LANE, LanePolicy, PairReport
 
 __all__ = [
     "CompatCard",
@@ -216,7 +216,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     """Process ids of the engine, for operators on the same host."""
     features: tuple[Feature, ...] = ()
-    kv_lanes: LanePolicy = LanePolicy()
+    kv_lanes: LanePolicy = ANY_LANE
     """Which lanes its KV may take."""
     pairs: tuple[PairReport, ...] = ()
     """Decode: what is known of the way to each prefill engine."""

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from proto.host import EngineLoad, EngineReady, Job, JobOutput
 from proto.ids import Incarnation, JobId
+from proto.kv import PeerAddress
+from proto.pairs import PairProbe
 
 __all__ = ["Engine", "EngineDead", "EngineFactory"]
 
@@ -52,6 +54,14 @@ class Engine(Protocol):
 
         Raises:
             EngineDead: there is nobody to tell.
+        """
+        ...
+
+    async def probe(self, source: PeerAddress) -> PairProbe:
+        """Measure the way to a prefill engine; what is wrong with it is part of the answer.
+
+        Raises:
+            EngineDead: there is nobody to ask.
         """
         ...
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -33,12 +33,17 @@ from proto.host import (
     JobFailed,
     JobFinished,
     JobTokens,
+    PeerProbed,
+    ProbePeer,
     StopHost,
 )
 from proto.ids import Incarnation, JobId
+from proto.kv import PeerAddress
+from proto.pairs import PairProbe
 
 __all__ = ["HostedEngine", "Progress", "Spawner"]
 
+Answer = TypeVar("Answer")
 Progress = Callable[[str], None]
 """Told what the host does before it is ready."""
 
@@ -49,6 +54,8 @@ _LAST_WORDS_S = 0.2
 _STOP_S = 6.0
 """How long a host may take to end in order."""
 _REAP_S = 5.0
+_PROBE_S = 15.0
+"""More than a data plane takes to connect, to probe, or to give either up."""
 _POLL_S = 0.01
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -88,6 +95,8 @@ class HostedEngine:
         self._channel: ServiceEnd | None = None
         self._ready: asyncio.Future[EngineReady] | None = None
         self._streams: dict[JobId, OutputStream] = {}
+        self._probes: dict[int, asyncio.Future[PairProbe]] = {}
+        self._asked = 0
         self._load = EngineLoad()
         self._load_at = 0.0
         self._dead: str | None = None
@@ -143,6 +152,23 @@ class HostedEngine:
         channel = self._alive()
         if job in self._streams:
             channel.send(AbortJob(job=job))
+
+    async def probe(self, source: PeerAddress) -> PairProbe:
+        """Have the host measure the way to a prefill engine."""
+        channel = self._alive()
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[PairProbe] = asyncio.get_running_loop().create_future()
+        self._probes[number] = answer
+        channel.send(ProbePeer(number=number, source=source))
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                return await answer
+        except TimeoutError:
+            detail = f"the engine did not answer a probe within {_PROBE_S:g} s"
+            return PairProbe(code=ErrorCode.DEADLINE, detail=detail)
+        finally:
+            del self._probes[number]
 
     def load(self) -> EngineLoad:
         """Return the newest figures, with their age."""
@@ -202,11 +228,12 @@ class HostedEngine:
                 stream = self._streams.pop(message.job, None)
                 if stream is not None:
                     stream.push(message)
+            case PeerProbed():
+                _settle(self._probes.get(message.number), message.found)
             case EngineLoad():
                 self._load, self._load_at = message, self._clock.monotonic()
             case EngineReady():
-                if self._ready is not None and not self._ready.done():
-                    self._ready.set_result(message)
+                _settle(self._ready, message)
             case HostProgress():
                 self._progress(message.text)
             case HostFailed():
@@ -238,6 +265,9 @@ class HostedEngine:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDead(reason))
+        for answer in self._probes.values():
+            if not answer.done():
+                answer.set_exception(EngineDead(reason))
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineDead(reason))
             self._ready.exception()  # it may be that nobody waits for it any more
@@ -271,6 +301,11 @@ class HostedEngine:
         with suppress(TimeoutError):  # the caller acts on what it finds then
             async with asyncio.timeout(within_s):
                 await self._exited.wait()
+
+
+def _settle(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
+    if answer is not None and not answer.done():
+        answer.set_result(value)
 
 
 async def _spawn_host(options: HostOptions, sock: socket.socket) -> asyncio.subprocess.Process:

@@ -25,6 +25,8 @@ from proto.host import (
     Job,
     JobFailed,
     JobFinished,
+    PeerProbed,
+    ProbePeer,
     StopHost,
 )
 from proto.ids import JobId
@@ -104,6 +106,8 @@ class Serving:
                         self._begin(message, channel)
                     case AbortJob():
                         self._spawn(self._abort(message.job), "abort")
+                    case ProbePeer():
+                        self._spawn(self._probe(message, channel), "probe")
                     case StopHost():
                         return Ended.STOPPED
 
@@ -137,6 +141,11 @@ class Serving:
     async def _abort(self, job: JobId) -> None:
         with suppress(EngineDead):  # its death is told once, by the engine watch
             await self._engine.abort(job)
+
+    async def _probe(self, ask: ProbePeer, channel: HostEnd) -> None:
+        with suppress(EngineDead):  # its death is told once, by the engine watch
+            found = await self._engine.probe(ask.source)
+            channel.send(PeerProbed(number=ask.number, found=found))
 
     async def _beat(self, channel: HostEnd) -> None:
         loop = asyncio.get_running_loop()

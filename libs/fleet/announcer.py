@@ -13,6 +13,7 @@ from libs.telemetry import get_logger
 from proto import subjects
 from proto.ids import Incarnation
 from proto.kv import PeerAddress
+from proto.pairs import ANY_LANE, LanePolicy, PairReport
 from proto.workers import (
     CompatCard,
     Feature,
@@ -42,6 +43,8 @@ class Presence:
     leases: tuple[LeaseRef, ...] = ()
     pids: tuple[int, ...] = ()
     features: tuple[Feature, ...] = ()
+    kv_lanes: LanePolicy = ANY_LANE
+    pairs: tuple[PairReport, ...] = ()
 
 
 class Announcer:
@@ -93,6 +96,8 @@ class Announcer:
             leases=presence.leases,
             pids=presence.pids,
             features=presence.features,
+            kv_lanes=presence.kv_lanes,
+            pairs=presence.pairs,
         )
         subject = subjects.heartbeat(ref.role, ref.instance, ref.incarnation)
         try:

@@ -20,7 +20,9 @@ from libs.transfer.api import DataPlane, Fetch, KvLayout, Offer, PlaneSettings, 
 from libs.transfer.plane import UcxPlane
 from proto.backend import PlaneOpened, RoomClosed
 from proto.errors import ErrorCode
+from proto.host import PeerProbed, ProbePeer
 from proto.ids import Room
+from proto.pairs import PairProbe
 
 if TYPE_CHECKING:
     BaseKVManager = object
@@ -29,10 +31,10 @@ else:
 
 __all__ = ["KnownPeers", "UcxBackend"]
 
-_HAND_S = 0.001
-_SENT_WAKE_S = 0.005
 _AHEAD = 2
 """Prompts that may be computed though nobody has asked for them yet."""
+_HAND_S = 0.001
+_SENT_WAKE_S = 0.005
 
 
 class KnownPeers:
@@ -79,9 +81,9 @@ class UcxBackend(BaseKVManager):
         self.transfer_infos: dict[int, Any] = {}
         self.prefill_info_table = KnownPeers()
         self._times: dict[int, tuple[float, float]] = {}
+        self._ahead: set[int] = set()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: Any = None
-        self._ahead: set[int] = set()
         self._telling = threading.Lock()
         self._link = HostLink(options.host_socket)
         self.plane = _open_plane(args, server_args, options, self._wake, self._tell_figures)
@@ -97,6 +99,8 @@ class UcxBackend(BaseKVManager):
             )
         )
 
+        self._link.listen(self._probe)
+
     @property
     def address(self) -> str:
         """How a decode engine names this one in a request."""
@@ -106,10 +110,6 @@ class UcxBackend(BaseKVManager):
         """Keep what the scheduler measured for a room until it is concluded."""
         self._times[room] = (queue_s, forward_s)
 
-    def conclude(self, handle: Fetch | Offer) -> None:
-        """Tell the engine host how a room ended; call it once a room."""
-        failure = handle.failure
-        queue_s, forward_s = self._times.pop(handle.room, (0.0, 0.0))
     def may_begin(self, room: int, asker: str) -> bool:
         """Return whether a prompt may be computed before decode has asked for its room.
 
@@ -125,9 +125,13 @@ class UcxBackend(BaseKVManager):
         """Note that decode has asked for a room."""
         self._ahead.discard(room)
 
+    def conclude(self, handle: Fetch | Offer) -> None:
+        """Tell the engine host how a room ended; call it once a room."""
+        self._ahead.discard(handle.room)
+        failure = handle.failure
+        queue_s, forward_s = self._times.pop(handle.room, (0.0, 0.0))
         self._link.send(
             RoomClosed(
-        self._ahead.discard(handle.room)
                 room=handle.room,
                 report=handle.report,
                 code=failure.code if failure else None,
@@ -183,6 +187,14 @@ class UcxBackend(BaseKVManager):
         """Return True: only this process writes its pages, and it has stopped."""
         return True
 
+    def _probe(self, ask: ProbePeer) -> None:
+        """Go the way to a prefill engine; the answer is sent from the plane's thread."""
+
+        def tell(found: PairProbe) -> None:
+            self._link.send(PeerProbed(number=ask.number, found=found))
+
+        self.plane.probe(ask.source, tell)
+
     def _wake(self) -> None:
         """Wake the scheduler; runs on the plane's thread."""
         os.eventfd_write(self._news, 1)
@@ -212,6 +224,7 @@ def _open_plane(
         rows=host_pool(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
         settings=PlaneSettings(
             lanes=options.lanes,
+            required=options.required,
             interface=options.interface,
             chunk_bytes=options.chunk_bytes,
             credits=options.credits,

@@ -1,17 +1,22 @@
-"""The line from SGLang's scheduler process to the engine host: one way, never in the way."""
+"""The line from SGLang's scheduler process to the engine host: never in the way."""
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 
 from proto.backend import BackendMessage, PlaneFigures
-from proto.base import encode
+from proto.base import decode, encode
+from proto.host import ProbePeer
 
 __all__ = ["HostLink"]
 
 _BACKLOG = 4096
+_PACKET_BYTES = 1 << 16
 
 
 class HostLink:
@@ -38,6 +43,13 @@ class HostLink:
             self._waiting.append(encode(message))
             self._flush()
 
+    def listen(self, probe: Callable[[ProbePeer], None]) -> None:
+        """Hear what the engine host asks, on a thread of its own that sleeps in between."""
+        thread = threading.Thread(
+            target=self._listen, args=(probe,), name="pdbus-host-link", daemon=True
+        )
+        thread.start()
+
     def figures(self, open_rooms: int, dropped_chunks: int) -> None:
         """Send the plane's counters if they have changed."""
         now = PlaneFigures(open_rooms=open_rooms, dropped_chunks=dropped_chunks)
@@ -54,7 +66,24 @@ class HostLink:
 
     def close(self) -> None:
         """Close the line; what waits is lost."""
+        with suppress(OSError):  # the host has closed it already
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _listen(self, probe: Callable[[ProbePeer], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            poll.poll()
+            try:
+                packet = self._socket.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:  # the host is gone, and this process goes with it
+                return
+            if not packet:
+                return
+            probe(decode(packet, ProbePeer))
 
     def _flush(self) -> None:
         while self._waiting:

@@ -255,6 +255,15 @@ KV_DROPPED_CHUNKS = Gauge(
 KV_BYTE_MISMATCHES = Counter(
     "pdbus.kv.byte_mismatches", "{transfer}", "Transfers whose moved and expected bytes differ."
 )
+KV_PAIRS = Gauge(
+    "pdbus.kv.pairs", "", "Ways to prefill engines, by the last probe.", ("state", "lane")
+)
+KV_PAIR_LATENCY = Gauge(
+    "pdbus.kv.pair_latency", "s", "Slowest small answer of a pair, by the last probe.", ("lane",)
+)
+KV_PAIR_BANDWIDTH = Gauge(
+    "pdbus.kv.pair_bandwidth", "By/s", "Slowest pair, in bytes a second of its probe.", ("lane",)
+)
 KV_PAIR_REFUSALS = Counter(
     "pdbus.kv.pair_refusals", "{pair}", "Pairs refused.", ("lane", "error_code")
 )

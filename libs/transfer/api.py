@@ -30,6 +30,7 @@ import numpy.typing as npt
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, PeerAddress, TransferReport
+from proto.pairs import PairProbe
 
 __all__ = [
     "DataPlane",
@@ -94,12 +95,15 @@ class PlaneSettings:
 
     lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     """Lanes on which peers are accepted, best first. A lane not listed is never used."""
+    required: tuple[Lane, ...] = ()
+    """Lanes on which KV may move at all; none means any. A pair on another lane is refused."""
     interface: str | None = None
     """Network device for the TCP lane; None lets UCX choose."""
     chunk_bytes: int = 2 << 20
     credits: int = 4
     """Slabs that decode grants to each prefill peer."""
     connect_timeout_s: float = 5.0
+    probe_timeout_s: float = 5.0
     want_timeout_s: float = 60.0
     """How long a fetch waits for its offer, and an offer for its fetch."""
     transfer_timeout_s: float = 20.0
@@ -242,6 +246,10 @@ class DataPlane(Protocol):
 
     def connect(self, source: PeerAddress) -> bool:
         """Begin to connect to a prefill engine; return whether the link is up."""
+        ...
+
+    def probe(self, source: PeerAddress, done: Callable[[PairProbe], None]) -> None:
+        """Measure the way to a prefill engine; `done` is called once, from any thread."""
         ...
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ Create a plane in the process that uses it: UCX does not survive a fork.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,17 +20,18 @@ from libs.transfer.links import DecodeSide, Parts, PrefillSide
 from libs.transfer.links.door import wire_layout
 from libs.transfer.pages import Pages, PageStore
 from libs.transfer.rooms import FetchRoom, OfferRoom
-from libs.transfer.ucx import LaneContext, Loop, host_identity
+from libs.transfer.ucx import LaneContext, Loop, excluded_lanes, host_identity
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Room
 from proto.kv import PeerAddress, TransferReport
+from proto.pairs import PairProbe
 
 __all__ = ["UcxPlane"]
 
 _START_TIMEOUT_S = 30.0
+_REST_S = 0.005
 _BYE_S = 0.1
 """How long `close` waits for its farewells to leave."""
-_REST_S = 0.005
 
 
 class UcxPlane:
@@ -43,9 +45,9 @@ class UcxPlane:
         incarnation: the life of the engine that owns the memory.
         wake: called from the plane's thread after a room was asked for or is over.
         reports: called from the plane's thread with the report of each room that is over.
+        rested: called from the plane's thread a little after `wake`, for what has time.
 
     Raises:
-        rested: called from the plane's thread a little after `wake`, for what has time.
         PdbusError: a lane in the settings cannot be had (`lane_refused`).
         ValueError: the pools do not fit the layout.
     """
@@ -59,14 +61,14 @@ class UcxPlane:
         incarnation: str,
         wake: Callable[[], None] | None = None,
         reports: Callable[[TransferReport], None] | None = None,
+        rested: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
-        rested: Callable[[], None] | None = None,
         self._wake = wake
         self._reports = reports
+        self._rested = rested
         self._changed = False
         self._closed = False
-        self._rested = rested
         self._started = threading.Event()
         self._start_error: PdbusError | None = None
         self._loop = Loop(
@@ -153,16 +155,22 @@ class UcxPlane:
             offer.fail(ErrorCode.CANCELLED, "the data plane is closed")
         return offer
 
-    def connect(self, source: PeerAddress) -> bool:
-        """Begin to connect to a prefill engine; return whether the link is up."""
     def has_link(self, decode: str) -> bool:
         """Return whether a decode engine is linked and may ask for rooms; from any thread."""
         return self._prefill.has_link(decode)
 
+    def connect(self, source: PeerAddress) -> bool:
+        """Begin to connect to a prefill engine; return whether the link is up."""
         up = self._decode.is_up(source.incarnation)
         if not up and not self._closed:
             self._loop.post(partial(self._decode.begin_link, source))
         return up
+
+    def probe(self, source: PeerAddress, done: Callable[[PairProbe], None]) -> None:
+        """Measure the way to a prefill engine; `done` is called once, from the plane's thread."""
+        self._loop.post(partial(self._decode.probe, source, done))
+        if self._closed:
+            done(PairProbe(code=ErrorCode.CANCELLED, detail="the data plane is closed"))
 
     def close(self) -> None:
         """Fail all rooms, drop all peers, end the thread."""
@@ -189,8 +197,10 @@ class UcxPlane:
     def _begin(self) -> None:
         parts = self._parts
         try:
+            parts.excluded.update(excluded_lanes(self._settings.lanes, os.environ))
             for lane in self._settings.lanes:
-                parts.contexts[lane] = LaneContext(lane, self._settings.interface)
+                if lane not in parts.excluded:
+                    parts.contexts[lane] = LaneContext(lane, self._settings.interface)
             self._workers = self._prefill.open_doors()
         except PdbusError as error:
             self._start_error = error
@@ -207,6 +217,8 @@ class UcxPlane:
             self._changed = False
             if self._wake is not None:
                 self._wake()
+            if self._rested is not None:
+                self._loop.later(_REST_S, self._rested)
 
     def _note_change(self) -> None:
         self._changed = True
@@ -217,8 +229,6 @@ class UcxPlane:
 
     def _finish(self) -> None:
         """Leave nothing open, however the thread ends."""
-            if self._rested is not None:
-                self._loop.later(_REST_S, self._rested)
         self._closed = True
         self._started.set()
         self._loop.drain()

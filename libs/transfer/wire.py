@@ -30,6 +30,8 @@ __all__ = [
     "CONTROL_TAG",
     "FULL_TAG_MASK",
     "HEADER_BYTES",
+    "PROBE_MOST",
+    "PROBE_TAG",
     "SEAL_BYTES",
     "VERSION",
     "Bye",
@@ -37,6 +39,7 @@ __all__ = [
     "Control",
     "Credit",
     "Hello",
+    "ProbeAsk",
     "Ready",
     "RefuseRoom",
     "Refused",
@@ -66,6 +69,10 @@ ANY_TAG_MASK = 0
 FULL_TAG_MASK = (1 << 64) - 1
 HEADER_BYTES = 64
 SEAL_BYTES = 4
+
+PROBE_TAG = 3 << 56
+PROBE_MOST = 8 << 20
+"""Most bytes that a peer may ask for at once."""
 
 _DATA_TAG = 2 << 56
 _MAGIC = 0x70644B56
@@ -160,11 +167,17 @@ class Stop(Message, frozen=True, kw_only=True):
     detail: str
 
 
+class ProbeAsk(Message, frozen=True, kw_only=True):
+    """Decode asks for a message of some size, to see how long it takes."""
+
+    size: Annotated[int, msgspec.Meta(ge=1, le=PROBE_MOST)]
+
+
 class Bye(Message, frozen=True, kw_only=True):
     """The sender closes its plane in good order."""
 
 
-Control = Hello | Welcome | Refused | Want | Ready | RefuseRoom | Credit | Stop | Bye
+Control = Hello | Welcome | Refused | Want | Ready | RefuseRoom | Credit | Stop | ProbeAsk | Bye
 
 _CONTROL: Any = Control
 

@@ -16,9 +16,14 @@ from libs.engine.script.settings import ScriptOptions
 from libs.lifecycle.tasks import Tasks
 from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane
+from proto.pairs import LanePolicy
 from proto.workers import Role
 
 __all__ = ["WorkerSettings", "engine_factory"]
+
+
+_LANES = "(sysv|posix|cma|tcp|rc|cuda_ipc)"
+_POLICY = f"^(allow|(warn|require):{_LANES}(,{_LANES})*)$"
 
 
 class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
@@ -38,8 +43,11 @@ class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
     """Most requests that run at once."""
     context_tokens: Annotated[int, Meta(ge=1)] = 8192
     """Prompt and answer of one request together, at most."""
-    kv_lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
-    """Transports on which KV may move, best first; no other is ever used."""
+    kv_transports: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
+    """Transports that are opened for KV, best first; no other is ever used."""
+    kv_lanes: Annotated[str, Meta(pattern=_POLICY)] = "allow"
+    """Which of them a pair of workers may be on: `require:<lanes>` refuses any other before KV
+    moves, and one that is not known yet; `warn:<lanes>` only points it out; or `allow`."""
     kv_interface: str | None = None
     """Network device for KV over TCP."""
     kv_chunk_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
@@ -49,11 +57,31 @@ class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
     script: ScriptOptions = ScriptOptions()
     """Speed, answers and faults of the scripted engine."""
 
+    @property
+    def lane_policy(self) -> LanePolicy:
+        """The meaning of `kv_lanes`."""
+        return LanePolicy.parse(self.kv_lanes)
+
 
 def engine_factory(
-    settings: WorkerSettings, *, role: Role, instance: InstanceId, clock: Clock, tasks: Tasks
+    settings: WorkerSettings,
+    *,
+    role: Role,
+    instance: InstanceId,
+    clock: Clock,
+    tasks: Tasks,
+    parsers: tuple[str, str] = ("", ""),
 ) -> EngineFactory:
-    """Return what makes the next incarnation of the worker's engine."""
+    """Return what makes the next incarnation of the worker's engine.
+
+    Args:
+        settings: what to run.
+        role: of the worker.
+        instance: names the log of the engine.
+        clock: dates its figures.
+        tasks: own its reader.
+        parsers: names of the tool parser and the reasoning parser of the model's answers.
+    """
     logs = Path(settings.state_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
 
@@ -68,10 +96,13 @@ def engine_factory(
             kv_tokens=settings.kv_tokens,
             slots=settings.slots,
             context_tokens=settings.context_tokens,
-            lanes=settings.kv_lanes,
+            lanes=settings.kv_transports,
+            required=settings.lane_policy.required,
             interface=settings.kv_interface,
             chunk_bytes=settings.kv_chunk_bytes,
             log_path=str(logs / f"{instance}.engine.log"),
+            tool_parser=parsers[0],
+            reasoning_parser=parsers[1],
             script=settings.script,
             engine_args=settings.engine_args,
         )

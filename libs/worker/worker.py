@@ -26,6 +26,8 @@ from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
 from libs.worker.leases import LeaseTable
+from libs.worker.load import load_of
+from libs.worker.pairs import PairWatch
 from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
 from proto import subjects
@@ -38,6 +40,7 @@ from proto.events import EventKind
 from proto.gateway import StillHere
 from proto.host import EngineReady
 from proto.ids import NOBODY, InstanceId, RequestId
+from proto.pairs import ANY_LANE, LanePolicy
 from proto.prefill import ReplyTo
 from proto.workers import LeaseSide, Role, WorkerLoad, WorkerRef, WorkerState
 
@@ -55,6 +58,7 @@ class Worker:
         role: what the worker announces itself as.
         lost: the code that a client sees when this worker's engine dies.
         stop: asks the process to end in order.
+        kv_lanes: which lanes KV may take.
         verbs: served beside `abort`, `release` and `inventory`; given once, before `start`.
     """
 
@@ -69,6 +73,7 @@ class Worker:
         instance: InstanceId,
         lost: ErrorCode,
         stop: Callable[[], None] | None = None,
+        kv_lanes: LanePolicy = ANY_LANE,
     ) -> None:
         self.clock = clock
         self.bus = bus
@@ -93,6 +98,10 @@ class Worker:
         self._cancels: Subscription | None = None
         self._gateways = GatewayWatch(bus=bus, clock=clock)
         self._stop = stop
+        self.kv_lanes = kv_lanes
+        self.pairs = PairWatch(
+            bus=bus, clock=clock, tasks=tasks, policy=kv_lanes, changed=self.hurry
+        )
         self.leases = LeaseTable(self._ref.incarnation, self._side)
 
     # Life
@@ -114,6 +123,7 @@ class Worker:
         if self._cancels is not None:
             await self._cancels.close()
         await self._gateways.close()
+        await self.pairs.close()
         await self._keeper.close()
         # Only now is what was still held free: with the engine.
         for lease in self.leases:
@@ -122,7 +132,8 @@ class Worker:
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether work is accepted, and if not, why."""
-        return self.state is WorkerState.READY, self.reason
+        why = self.reason or self.pairs.trouble()
+        return self.state is WorkerState.READY and not why, why
 
     def hurry(self) -> None:
         """Announce now: slots or leases changed."""
@@ -235,12 +246,14 @@ class Worker:
     def _on_loading(self, engine: Engine) -> None:
         self.engine = engine
         self.ready = None
+        self.pairs.use(None, None)
         self.leases = LeaseTable(engine.incarnation, self._side)
         if self.state is not WorkerState.DRAINING:
             self._become(WorkerState.LOADING, "the engine is starting")
 
     async def _on_ready(self, engine: Engine, ready: EngineReady) -> None:
         self.ready = ready
+        self.pairs.use(engine, ready.card)
         for verb in (*self.verbs, *control_verbs(self)):
             subject = subjects.worker(self.ref, verb.name)
             endpoint = Endpoint(verb.name, subject, verb.request, verb.handler)
@@ -280,35 +293,22 @@ class Worker:
         return Presence(
             ref=self.ref,
             state=self.state,
-            reason=self.reason,
+            reason=self.reason or self.pairs.trouble(),
             card=ready.card if ready else None,
             address=ready.address if ready else None,
             load=self.load(),
             leases=self.leases.refs(self.clock.monotonic()),
             pids=ready.pids if ready else (),
             features=ready.features if ready else (),
+            kv_lanes=self.kv_lanes,
+            pairs=self.pairs.reports(),
         )
 
     def load(self) -> WorkerLoad | None:
         """Return how busy the worker is; leases count as soon as they are promised."""
         if self.ready is None or self.engine is None:
             return None
-        load = self.engine.load()
-        return WorkerLoad(
-            running=load.running,
-            waiting=load.waiting,
-            waiting_tokens=sum(x.tokens for x in self.leases) if self._is_prefill else 0,
-            slots=self.ready.slots,
-            slots_free=max(0, self.ready.slots - len(self.leases)),
-            kv_used_tokens=load.kv_used_tokens,
-            kv_total_tokens=self.ready.kv_total_tokens,
-            kv_reserved_tokens=self.leases.tokens,
-            engine_age_s=load.age_s,
-        )
-
-    @property
-    def _is_prefill(self) -> bool:
-        return self.role is Role.PREFILL
+        return load_of(self.ready, self.engine.load(), self.leases, self.role)
 
     # Verbs and cancels
 

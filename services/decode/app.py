@@ -19,7 +19,12 @@ async def build(parts: Parts[Settings]) -> DecodeService:
     aggregated = parts.settings.mode is Mode.AGGREGATED
     role = Role.AGGREGATED if aggregated else Role.DECODE
     engines = engine_factory(
-        parts.settings, role=role, instance=parts.instance, clock=parts.clock, tasks=parts.tasks
+        parts.settings,
+        role=role,
+        instance=parts.instance,
+        clock=parts.clock,
+        tasks=parts.tasks,
+        parsers=(parts.settings.tool_parser, parts.settings.reasoning_parser),
     )
     return DecodeService(
         bus=parts.bus,
@@ -29,4 +34,6 @@ async def build(parts: Parts[Settings]) -> DecodeService:
         instance=parts.instance,
         role=role,
         stop=parts.stop,
+        kv_lanes=parts.settings.lane_policy,
+        probes=parts.settings.kv_probe,
     )

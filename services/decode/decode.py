@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from libs.bus.api import Bus
 from libs.clock.api import Clock
 from libs.engine import EngineFactory
@@ -19,6 +21,7 @@ from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import InstanceId
 from proto.ledger import Mode
 from proto.output import Details
+from proto.pairs import ANY_LANE, LanePolicy, PairsRequest
 from proto.workers import Role
 from services.decode.claim import claim
 from services.decode.slots import Slots
@@ -32,6 +35,8 @@ class DecodeService:
 
     Args:
         role: `DECODE` fetches KV from prefill workers; `AGGREGATED` computes prompts itself.
+        kv_lanes: which lanes KV may take.
+        probes: whether the way to each prefill engine is measured when it appears.
     """
 
     def __init__(  # noqa: PLR0913 - the ports and the identity
@@ -44,6 +49,8 @@ class DecodeService:
         instance: InstanceId,
         stop: Callable[[], None] | None = None,
         role: Role = Role.DECODE,
+        kv_lanes: LanePolicy = ANY_LANE,
+        probes: bool = True,
     ) -> None:
         self.worker = Worker(
             bus=bus,
@@ -54,17 +61,22 @@ class DecodeService:
             instance=instance,
             lost=ErrorCode.DECODE_LOST,
             stop=stop,
+            kv_lanes=kv_lanes,
         )
+        self._probes = probes and role is Role.DECODE
         self._slots = Slots(self.worker)
         self.worker.verbs = (
             Verb("reserve", Reserve, self._slots.reserve),
             Verb("start", DecodeStart, self._handle_start),
             Verb("replay", Replay, self._handle_replay),
+            Verb("pairs", PairsRequest, self.worker.pairs.answer),
         )
 
     async def start(self) -> None:
         """Begin to load the engine and to take work."""
         await self.worker.start()
+        if self._probes:
+            await self.worker.pairs.start()
 
     async def drain(self, grace_s: float) -> None:
         """Finish what runs, refuse the rest, end the engine."""
@@ -181,14 +193,13 @@ class DecodeService:
             attempt=attempt.number,
             offset=attempt.produced,
             ids=b"",
+            text=done.text,
             sent_ms=self.worker.clock.unix_ms(),
             finish=done.finish,
             total=attempt.produced,
             prompt_tokens=done.prompt_tokens,
             cached_tokens=done.cached_tokens,
-            details=Details(reasoning_tokens=done.reasoning_tokens)
-            if done.reasoning_tokens
-            else None,
+            details=_last_details(done),
         )
         attempt.log.append(chunk)
         await self.worker.speaker.say(attempt, chunk)
@@ -208,3 +219,10 @@ class DecodeService:
                 expected_bytes=moved.expected_bytes,
             )
         await self.worker.speaker.fail(attempt, failed.code, failed.detail)
+
+
+def _last_details(done: JobFinished) -> Details | None:
+    if not done.reasoning_tokens:
+        return done.details
+    known = Details() if done.details is None else done.details
+    return msgspec.structs.replace(known, reasoning_tokens=done.reasoning_tokens)

@@ -29,4 +29,5 @@ async def build(parts: Parts[Settings]) -> PrefillService:
         engines=engines,
         instance=parts.instance,
         stop=parts.stop,
+        kv_lanes=parts.settings.lane_policy,
     )

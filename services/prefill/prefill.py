@@ -16,6 +16,7 @@ from proto.events import EventKind
 from proto.gateway import StillHere
 from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind
 from proto.ids import InstanceId
+from proto.pairs import ANY_LANE, LanePolicy
 from proto.prefill import PrefillStart
 from proto.workers import Role
 
@@ -25,7 +26,7 @@ __all__ = ["PrefillService"]
 class PrefillService:
     """Runs prompts on one engine and tells the gateway how each went."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the ports and the identity
         self,
         *,
         bus: Bus,
@@ -34,6 +35,7 @@ class PrefillService:
         engines: EngineFactory,
         instance: InstanceId,
         stop: Callable[[], None] | None = None,
+        kv_lanes: LanePolicy = ANY_LANE,
     ) -> None:
         self.worker = Worker(
             bus=bus,
@@ -44,6 +46,7 @@ class PrefillService:
             instance=instance,
             lost=ErrorCode.PREFILL_LOST,
             stop=stop,
+            kv_lanes=kv_lanes,
         )
         self.worker.verbs = (Verb("start", PrefillStart, self._handle_start),)
 
@@ -83,10 +86,10 @@ class PrefillService:
             input_ids=start.input_ids,
             sampling=start.sampling,
             room=start.room,
+            asker=start.asker,
             traceparent=parent,
             tracestate=state,
             cache_salt=start.cache_salt,
-            asker=start.asker,
         )
         async for output in engine.run(job):
             if isinstance(output, JobFinished):

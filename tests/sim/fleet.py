@@ -166,6 +166,8 @@ def _worker(process: SimProcess, life: Life) -> Hosted:
             instance=life.instance,
             stop=lambda: process.stop(process.verb_grace_s),
             role=Role.AGGREGATED if life.role == "aggregated" else Role.DECODE,
+            # Ways between engines are measured by real data planes only.
+            probes=False,
         )
     worker = service.worker
     return Hosted(

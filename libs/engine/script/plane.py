@@ -59,6 +59,7 @@ def plane_settings(options: HostOptions) -> PlaneSettings:
     """Return the settings of the data plane that the host was given."""
     return PlaneSettings(
         lanes=options.lanes,
+        required=options.required,
         interface=options.interface,
         chunk_bytes=options.chunk_bytes,
         credits=options.credits,

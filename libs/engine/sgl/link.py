@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from proto.backend import BackendMessage, PlaneFigures, PlaneOpened, RoomClosed
-from proto.base import decode
+from proto.base import decode, encode
+from proto.errors import ErrorCode
+from proto.host import PeerProbed, ProbePeer
+from proto.kv import PeerAddress
+from proto.pairs import PairProbe
 
 __all__ = ["BackendLink"]
 
@@ -34,6 +38,8 @@ class BackendLink:
         self._peers: list[socket.socket] = []
         self.opened: PlaneOpened | None = None
         self.figures = PlaneFigures(open_rooms=0, dropped_chunks=0)
+        self._probes: dict[int, asyncio.Future[PairProbe]] = {}
+        self._asked = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_room: Callable[[RoomClosed], None] | None = None
 
@@ -44,6 +50,20 @@ class BackendLink:
         loop.add_reader(self._listener.fileno(), self.drain)
         for peer in self._peers:
             loop.add_reader(peer.fileno(), self.drain)
+
+    async def probe(self, source: PeerAddress) -> PairProbe:
+        """Have the backend measure the way to a prefill engine."""
+        self.drain()
+        if not self._peers:
+            return PairProbe(code=ErrorCode.ENGINE_ERROR, detail="this engine has no data plane")
+        self._asked += 1
+        answer: asyncio.Future[PairProbe] = asyncio.get_running_loop().create_future()
+        self._probes[self._asked] = answer
+        try:
+            self._peers[0].send(encode(ProbePeer(number=self._asked, source=source)))
+            return await answer
+        except OSError as error:
+            return PairProbe(code=ErrorCode.ENGINE_ERROR, detail=f"no line to SGLang: {error}")
 
     def drain(self) -> None:
         """Take all packets that have arrived."""
@@ -97,6 +117,10 @@ class BackendLink:
                 self.opened = message
             case PlaneFigures():
                 self.figures = message
+            case PeerProbed():
+                answer = self._probes.pop(message.number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.found)
             case RoomClosed():
                 if self._on_room is not None:
                     self._on_room(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 
 from libs.transfer.api import TransferFailure
 from libs.transfer.links.inbound import Inbound
@@ -14,6 +15,7 @@ from libs.transfer.wire import VERSION, Hello
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, PeerAddress
+from proto.pairs import PairProbe
 
 __all__ = ["DecodeSide"]
 
@@ -71,10 +73,9 @@ class DecodeSide:
         if link is not None:
             self._drop(link)
         parts = self._parts
-        lane = choose_lane(parts.settings.lanes, parts.host, source)
+        lane = choose_lane(parts.allowed_lanes, parts.host, source)
         if lane is None:
-            detail = f"no common lane: prefill has {', '.join(source.workers) or 'none'}"
-            return TransferFailure(ErrorCode.LANE_REFUSED, detail)
+            return TransferFailure(ErrorCode.LANE_REFUSED, self._why_no_lane(source))
         try:
             link = Inbound(
                 parts.contexts[lane],
@@ -93,6 +94,17 @@ class DecodeSide:
         parts.loop.add(link)
         return link
 
+    def probe(self, source: PeerAddress, done: Callable[[PairProbe], None]) -> None:
+        """Measure the way to a prefill engine; `done` is called once, on this thread."""
+        link = self.connect(source)
+        if isinstance(link, TransferFailure):
+            # The lane that would be used says most about one that may not be.
+            lane = choose_lane(tuple(self._parts.contexts), self._parts.host, source)
+            done(PairProbe(lane=lane or Lane.UNKNOWN, code=link.code, detail=link.detail))
+            return
+        link.prober.begin(done)
+        self._parts.loop.touch(link)
+
     def aborted(self, fetch: FetchRoom) -> None:
         """Tell prefill of a room that was given up here."""
         if isinstance(fetch.link, Inbound) and fetch.failure is not None:
@@ -110,7 +122,10 @@ class DecodeSide:
             late = fetch.overdue(now, settings.want_timeout_s, settings.transfer_timeout_s)
             if late and fetch.fail(ErrorCode.DEADLINE, late):
                 self.aborted(fetch)
-        return bool(self._fetches) or any(not link.up for link in self._links.values())
+        for link in self._links.values():
+            link.prober.expire(now, settings.probe_timeout_s)
+        busy = any(not link.up or link.prober.active for link in self._links.values())
+        return bool(self._fetches) or busy
 
     def settle(self) -> None:
         """Drop the links that are over."""
@@ -146,6 +161,16 @@ class DecodeSide:
             slab_bytes=parts.slab_bytes,
             slots=parts.settings.credits,
         )
+
+    def _why_no_lane(self, source: PeerAddress) -> str:
+        parts = self._parts
+        other = choose_lane(tuple(parts.contexts), parts.host, source)
+        if other is not None:
+            wanted = ", ".join(parts.settings.required)
+            return f"only lane {other} leads to prefill, required is {wanted}"
+        mine = ", ".join(parts.contexts) or "none"
+        theirs = ", ".join(source.workers) or "none"
+        return f"no common lane: decode has {mine}, prefill has {theirs}{parts.excluded_text}"
 
     def _refuse(self, fetch: FetchRoom, code: ErrorCode, detail: str) -> None:
         fetch.fail(code, detail)

@@ -8,6 +8,7 @@ from libs.transfer.api import KvLayout, PlaneStats, TransferFailure
 from libs.transfer.ucx import Channel, LaneContext, TransportError
 from libs.transfer.wire import ANY_TAG_MASK, VERSION, Hello, WireLayout
 from proto.errors import ErrorCode
+from proto.kv import Lane
 
 __all__ = ["Door", "judge", "layout_differences", "wire_layout"]
 
@@ -92,9 +93,24 @@ def layout_differences(mine: WireLayout, theirs: WireLayout) -> list[str]:
 
 
 def judge(
-    hello: Hello, layout: WireLayout, incarnation: str, least_slab: int
+    hello: Hello,
+    layout: WireLayout,
+    incarnation: str,
+    least_slab: int,
+    required: tuple[Lane, ...] = (),
 ) -> TransferFailure | None:
-    """Return why a greeting is refused, or None; `least_slab` must fit into decode's slabs."""
+    """Return why a greeting is refused, or None.
+
+    Args:
+        hello: the greeting.
+        layout: of our memory.
+        incarnation: ours.
+        least_slab: bytes that must fit into decode's slabs.
+        required: lanes on which KV may move; none means any.
+    """
+    if required and hello.lane not in required:
+        detail = f"lane {hello.lane}: prefill requires {', '.join(required)}"
+        return TransferFailure(ErrorCode.LANE_REFUSED, detail)
     if hello.version != VERSION:
         detail = f"version: {VERSION} in prefill, {hello.version} in decode"
         return TransferFailure(ErrorCode.VERSION_MISMATCH, detail)

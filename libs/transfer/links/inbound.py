@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import PlaneStats, RoomState, TransferFailure
+from libs.transfer.links.probe import Prober
 from libs.transfer.links.watch import ProcessWatch
 from libs.transfer.rooms import FetchRoom
 from libs.transfer.ucx import Channel, LaneContext, Line, Loop, Operation, TransportError
@@ -104,6 +105,7 @@ class Inbound:
             self._port.close()
             raise
         self._owed: list[int] = []
+        self.prober = Prober(self._port, self.lane, self._say)
         self._greeting = hello(self._port.address)
         self._door: Line | None = None
         try:
@@ -153,6 +155,7 @@ class Inbound:
         if self._watch is not None:
             self._watch.close()
         self._port.close()
+        self.prober.fail(failure)
         self._slots.clear()
         for room in tuple(self.rooms.values()):
             room.fail(failure.code, failure.detail)
@@ -182,7 +185,8 @@ class Inbound:
         while self._slots and self._port.done(self._slots[0].posted):
             self._take(self._slots.popleft())
             chunks += 1
-        return bool(messages or chunks)
+        probed = self.prober.poll()
+        return bool(messages or chunks or probed)
 
     def _hear(self, message: Control) -> None:
         match message:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from libs.transfer.api import TransferFailure
 from libs.transfer.links.parts import Parts
+from libs.transfer.links.probe import Answers
 from libs.transfer.links.watch import ProcessWatch
 from libs.transfer.rooms import OfferRoom
 from libs.transfer.ucx import Channel, LaneContext, Line, Operation, TransportError
@@ -22,6 +23,7 @@ from libs.transfer.wire import (
     Control,
     Credit,
     Hello,
+    ProbeAsk,
     Ready,
     Refused,
     RefuseRoom,
@@ -102,6 +104,7 @@ class Outbound:
         except TransportError:
             self._port.close()
             raise
+        self._answers = Answers(self._port)
         self._peer: Line | None = None
         try:
             self._peer = self._port.connect(hello.worker, self._lost)
@@ -191,7 +194,8 @@ class Outbound:
             offer.sent(last=last)
             self._prefill.moved(offer)
             sent += 1
-        return self._pump() or bool(messages or sent)
+        answered = self._answers.collect()
+        return self._pump() or bool(messages or sent or answered)
 
     def _hear(self, message: Control) -> None:
         match message:
@@ -202,6 +206,9 @@ class Outbound:
             case Stop():
                 failure = TransferFailure(message.code, f"decode: {message.detail}")
                 self._prefill.stopped(self, message.room, failure)
+            case ProbeAsk() if self._peer is not None and self.refusal is None:
+                if not self._answers.answer(self._peer, message):
+                    self._stats.malformed_messages += 1
             case Bye():
                 self.polite = True
                 self._end(ErrorCode.DECODE_LOST, "the decode engine closed its data plane")

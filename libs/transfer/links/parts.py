@@ -31,6 +31,20 @@ class Parts:
     """To be called once a room is over."""
     contexts: dict[Lane, LaneContext] = field(default_factory=dict[Lane, LaneContext])
 
+    excluded: dict[Lane, str] = field(default_factory=dict[Lane, str])
+    """Lanes of the settings that the environment excludes, and why."""
+
+    @property
+    def allowed_lanes(self) -> tuple[Lane, ...]:
+        """The open lanes on which KV may move, best first."""
+        required = self.settings.required
+        return tuple(lane for lane in self.contexts if not required or lane in required)
+
+    @property
+    def excluded_text(self) -> str:
+        """What the environment excludes, as the end of a sentence."""
+        return "".join(f"; {why}" for why in self.excluded.values())
+
     @property
     def slab_bytes(self) -> int:
         """Length of a slab of ours."""

@@ -158,7 +158,13 @@ class PrefillSide:
 
     def _knock(self, context: LaneContext, hello: Hello) -> None:
         parts = self._parts
-        refusal = judge(hello, parts.layout, parts.incarnation, parts.least_slab_bytes)
+        refusal = judge(
+            hello,
+            parts.layout,
+            parts.incarnation,
+            parts.least_slab_bytes,
+            parts.settings.required,
+        )
         try:
             link = Outbound(context, hello, refusal, parts, self)
         except TransportError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from proto.errors import ErrorCode, PdbusError
 from proto.kv import Lane, PeerAddress
 
-__all__ = ["SHARED_MEMORY", "check_environment", "choose_lane", "host_identity", "lane_options"]
+__all__ = ["SHARED_MEMORY", "choose_lane", "excluded_lanes", "host_identity", "lane_options"]
 
 SHARED_MEMORY = frozenset({Lane.SYSV, Lane.POSIX})
 """Lanes that reach only processes with the same `PeerAddress.host`."""
@@ -24,7 +24,20 @@ _ALIASES: dict[str, frozenset[str]] = {
     "mm": frozenset({"sysv", "posix"}),
     "sm": frozenset({"sysv", "posix", "cma"}),
     "shm": frozenset({"sysv", "posix", "cma"}),
+    "ib": frozenset({"rc"}),
+    **{name: frozenset({"rc"}) for name in ("rc_v", "rc_x", "rc_verbs", "rc_mlx5")},
+    "cuda": frozenset({"cuda_ipc"}),
 }
+_TRANSPORTS = frozenset(
+    {
+        *("all", "self", "tl", "tcp", "sm", "shm", "mm", "sysv", "posix", "cma", "xpmem", "knem"),
+        *("ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "gdaki", "gga", "gga_mlx5"),
+        *("ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc", "dc_x", "dc_mlx5", "srd", "efa"),
+        *("ugni", "cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "gdrcopy"),
+        *("rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy", "ze_ipc", "ze_gdr"),
+    }
+)
+"""What `UCX_TLS` may name; UCX itself overlooks a name that it does not know."""
 _COMMON = {
     # Eager always: rendezvous needs lanes without failure detection to be fast.
     "RNDV_THRESH": "inf",
@@ -63,25 +76,33 @@ def lane_options(lane: Lane, interface: str | None) -> dict[str, str]:
     raise PdbusError(ErrorCode.LANE_REFUSED, f"lane {lane} is not supported by this build")
 
 
-def check_environment(lane: Lane, environment: Mapping[str, str]) -> None:
-    """Refuse a lane that the operator has excluded with `UCX_TLS`.
+def excluded_lanes(lanes: Sequence[Lane], environment: Mapping[str, str]) -> dict[Lane, str]:
+    """Return the lanes that the operator has excluded with `UCX_TLS`, and the words for it.
 
     Contexts carry their own TLS list, which would silently override the operator's.
 
     Raises:
-        PdbusError: the lane is excluded (`lane_refused`).
+        PdbusError: no lane is left, or the variable names a transport that there is not
+            (`lane_refused`).
     """
     allowed = environment.get("UCX_TLS", "").strip()
     if not allowed or allowed == "all":
-        return
+        return {}
+    said = f"UCX_TLS={allowed} in the environment"
     negated = allowed.startswith("^")
     names = {name.strip().lstrip("\\") for name in allowed.lstrip("^").split(",")}
-    listed = "all" in names or any(lane == name or lane in _ALIASES.get(name, ()) for name in names)
-    if listed == negated:
-        raise PdbusError(
-            ErrorCode.LANE_REFUSED,
-            f"lane {lane} is excluded by UCX_TLS={allowed} in the environment",
-        )
+    strange = sorted(names - _TRANSPORTS - {"all"})
+    if strange:
+        text = ", ".join(repr(name) for name in strange)
+        raise PdbusError(ErrorCode.LANE_REFUSED, f"{said} names no transport of UCX: {text}")
+    found: dict[Lane, str] = {}
+    for lane in lanes:
+        named = any(lane == name or lane in _ALIASES.get(name, ()) for name in names)
+        if ("all" in names or named) == negated:
+            found[lane] = f"lane {lane} is excluded by {said}"
+    if len(found) == len(set(lanes)):
+        raise PdbusError(ErrorCode.LANE_REFUSED, "; ".join(found.values()))
+    return found
 
 
 def choose_lane(mine: Sequence[Lane], host: str, peer: PeerAddress) -> Lane | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import queue
 import resource
 import socket
 import sys
@@ -25,6 +26,7 @@ from libs.transfer.ucx import LaneContext
 from libs.transfer.wire import CONTROL_MAX, CONTROL_TAG, VERSION, Credit, Hello, WireLayout, pack
 from proto.errors import PdbusError
 from proto.kv import Lane, PeerAddress
+from proto.pairs import PairProbe
 
 FINAL = (RoomState.DONE, RoomState.FAILED)
 POLL_S = 0.0002
@@ -52,7 +54,8 @@ class Process:
         self.pages = [rng.integers(0, 256, (count, n), np.uint8) for n in layout.page_bytes]
         self.rows = [rng.integers(0, 256, (8, n), np.uint8) for n in layout.row_bytes]
         settings = dict(config["settings"])
-        settings["lanes"] = tuple(Lane(lane) for lane in settings["lanes"])
+        for name in {"lanes", "required"} & settings.keys():
+            settings[name] = tuple(Lane(lane) for lane in settings[name])
         try:
             self.plane = UcxPlane(
                 layout,

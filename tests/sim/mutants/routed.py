@@ -39,7 +39,7 @@ _admit = Worker.admit
 
 
 def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any) -> Any:
-    card = self.ready.card.digest if self.ready else ""
+    card = self.ready.card.compat if self.ready else ""
     return _admit(self, rid, attempt, card, not_after_ms)
 
 
@@ -67,7 +67,7 @@ ROUTED: dict[str, Mutant] = {
     "versions are not compared": mutant(
         "I9",
         3,
-        (candidates_room, "_compatible", lambda *_: True),
+        (candidates_room, "refusal_of", lambda *_: None),
         (Worker, "admit", _any_card),
     ),
 }

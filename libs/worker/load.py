@@ -1,0 +1,24 @@
+"""How busy a worker is, by its engine's figures and by what it has promised."""
+
+from __future__ import annotations
+
+from libs.worker.leases import LeaseTable
+from proto.host import EngineLoad, EngineReady
+from proto.workers import Role, WorkerLoad
+
+__all__ = ["load_of"]
+
+
+def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role) -> WorkerLoad:
+    """Return the load; leases count as soon as they are promised."""
+    return WorkerLoad(
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=leases.tokens if role is Role.PREFILL else 0,
+        slots=ready.slots,
+        slots_free=max(0, ready.slots - len(leases)),
+        kv_used_tokens=load.kv_used_tokens,
+        kv_total_tokens=ready.kv_total_tokens,
+        kv_reserved_tokens=leases.tokens,
+        engine_age_s=load.age_s,
+    )
