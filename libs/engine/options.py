@@ -41,6 +41,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     context_tokens: Annotated[int, Meta(ge=1)] = 8192
     lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     """Lanes on which peers are accepted, best first."""
+    required: tuple[Lane, ...] = ()
+    """Lanes on which KV may move at all; none means any."""
     interface: str | None = None
     """Network device for the TCP lane; None lets UCX choose."""
     chunk_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
@@ -53,6 +55,10 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_path: str = ""
     """File for the host's output; empty means the service's own."""
     script: ScriptOptions = ScriptOptions()
+    tool_parser: str = ""
+    """SGLang's name of the format in which the model writes tool calls; empty for none."""
+    reasoning_parser: str = ""
+    """SGLang's name of the format in which the model writes its reasoning; empty for none."""
     engine_args: dict[str, Any] = {}
     """Further arguments for SGLang, by its own names."""
 

@@ -22,6 +22,7 @@ import numpy as np
 from libs.clock import Clock, SystemClock
 from libs.engine.api import Engine, EngineDead
 from libs.engine.options import HostOptions
+from libs.engine.parse import AnswerShaper, Parsers, UnreadableTools, load_parsers
 from libs.engine.script.answer import Model
 from libs.engine.script.batch import Batch
 from libs.engine.script.compute import Compute
@@ -39,7 +40,9 @@ from libs.transfer.api import DataPlane
 from proto.errors import ErrorCode, PdbusError
 from proto.host import EngineLoad, EngineReady, Job, JobFailed, JobKind
 from proto.ids import Incarnation, JobId
-from proto.workers import CompatCard, Role
+from proto.kv import PeerAddress
+from proto.pairs import PairProbe
+from proto.workers import CompatCard, Feature, Role
 
 __all__ = ["ScriptedEngine", "build", "card_of", "model_of", "vocabulary_of"]
 
@@ -52,6 +55,7 @@ class ScriptedEngine:
         clock: paces the steps.
         open_plane: opens the data plane; not called for an aggregated engine.
         crash: what a scripted crash does.
+        parsers: take answers apart, where the model is said to need it.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class ScriptedEngine:
         *,
         open_plane: OpenPlane,
         crash: Callable[[], None],
+        parsers: Parsers | None = None,
     ) -> None:
         self._options = options
+        self._parsers = parsers
         self._clock = clock
         self._open_plane = open_plane
         self._crash = crash
@@ -123,13 +129,17 @@ class ScriptedEngine:
             kv_total_tokens=self._total,
             max_request_tokens=self._longest,
             pids=(os.getpid(),),
+            features=(Feature.LOGPROBS, *(self._parsers.features if self._parsers else ())),
         )
 
     def run(self, job: Job) -> OutputStream:
         """Compute a job; it is queued before this returns."""
         if self._batch is None or self._dead is not None:
             raise EngineDead(self._dead or "the engine has not started")
-        stream = OutputStream()
+        try:
+            stream = self._stream(job)
+        except UnreadableTools as error:
+            return _refused(job, ErrorCode.INVALID_VALUE, str(error))
         refusal = self._refusal(job)
         if refusal is not None:
             stream.push(refusal)
@@ -139,7 +149,7 @@ class ScriptedEngine:
             stream=stream,
             prompt=np.frombuffer(job.input_ids, dtype="<u4"),
             arrived=self._clock.monotonic(),
-            text=self._vocabulary.stream(),
+            text=self._vocabulary.stream(skip_special=not self._shows_marks(job)),
             stops=StopFilter(job.sampling.stop),
             bend=Bend.of(job.sampling),
         )
@@ -155,6 +165,20 @@ class ScriptedEngine:
         if live is not None:
             self._jobs.fail(live, ErrorCode.CANCELLED, "aborted")
             self._wake.set()
+
+    async def probe(self, source: PeerAddress) -> PairProbe:
+        """Have the data plane measure the way to a prefill engine."""
+        if self._plane is None:
+            return PairProbe(code=ErrorCode.ENGINE_ERROR, detail="this engine has no data plane")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[PairProbe] = loop.create_future()
+
+        def tell(found: PairProbe) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                loop.call_soon_threadsafe(_settle, answer, found)
+
+        self._plane.probe(source, tell)
+        return await answer
 
     def load(self) -> EngineLoad:
         """Return the truth of this moment."""
@@ -200,6 +224,14 @@ class ScriptedEngine:
         with suppress(TimeoutError):  # a held job may go on
             async with asyncio.timeout(until - now if isfinite(until) else None):
                 await self._wake.wait()
+
+    def _stream(self, job: Job) -> OutputStream:
+        parser = self._parsers.parser(job) if self._parsers is not None else None
+        return OutputStream(AnswerShaper(parser) if parser is not None else None)
+
+    def _shows_marks(self, job: Job) -> bool:
+        wanted = self._parsers is not None and self._parsers.wants_marks(job)
+        return wanted or not job.sampling.skip_special_tokens
 
     def _refusal(self, job: Job) -> JobFailed | None:
         tokens = len(job.input_ids) // 4
@@ -253,10 +285,15 @@ def build(options: HostOptions) -> tuple[Engine, None]:
     """Return a scripted engine for this process.
 
     Raises:
-        EngineDead: the model folder has no usable tokenizer.
+        EngineDead: the model folder has no usable tokenizer, or a parser cannot be had.
     """
     try:
-        engine = ScriptedEngine(options, SystemClock(), open_plane=open_ucx, crash=_crash)
+        parsers = None
+        if options.role is not Role.PREFILL and (options.tool_parser or options.reasoning_parser):
+            parsers = load_parsers(options.tool_parser, options.reasoning_parser, light=True)
+        engine = ScriptedEngine(
+            options, SystemClock(), open_plane=open_ucx, crash=_crash, parsers=parsers
+        )
     except ValueError as error:
         raise EngineDead(str(error)) from error
     return engine, None
@@ -305,6 +342,17 @@ def card_of(options: HostOptions, vocabulary: Vocabulary) -> CompatCard:
     )
     plain: dict[str, object] = msgspec.to_builtins(card)
     return msgspec.convert(plain | script.claims, CompatCard)
+
+
+def _settle(answer: asyncio.Future[PairProbe], found: PairProbe) -> None:
+    if not answer.done():
+        answer.set_result(found)
+
+
+def _refused(job: Job, code: ErrorCode, detail: str) -> OutputStream:
+    stream = OutputStream()
+    stream.push(JobFailed(job=job.job, code=code, detail=detail))
+    return stream
 
 
 def _crash() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from libs.engine.api import Engine, EngineDead
 from libs.engine.options import HostOptions
+from libs.engine.parse import AnswerShaper, UnreadableTools
 from libs.engine.sgl.children import Children
 from libs.engine.sgl.jobs import request_of
 from libs.engine.sgl.live import LiveJob
@@ -24,6 +25,8 @@ from proto.backend import RoomClosed
 from proto.errors import ErrorCode
 from proto.host import EngineLoad, EngineReady, Job, JobFailed, JobKind, JobOutput
 from proto.ids import Incarnation, JobId, Room
+from proto.kv import PeerAddress
+from proto.pairs import PairProbe
 
 __all__ = ["SglangEngine", "build"]
 
@@ -74,6 +77,7 @@ class SglangEngine:
             kv_total_tokens=started.kv_total_tokens,
             max_request_tokens=started.max_request_tokens,
             pids=(os.getpid(), *self._children.pids),
+            features=started.features,
         )
 
     def run(self, job: Job) -> AsyncIterator[JobOutput]:
@@ -83,7 +87,11 @@ class SglangEngine:
             EngineDead: there is nobody to compute it.
         """
         self._raise_if_dead()
-        stream = OutputStream()
+        try:
+            parser = None if job.kind is JobKind.PREFILL else self._started.parsers.parser(job)
+        except UnreadableTools as error:
+            return _refused(job, ErrorCode.INVALID_VALUE, str(error))
+        stream = OutputStream(AnswerShaper(parser) if parser is not None else None)
         refusal = self._refusal(job)
         if refusal is not None:
             stream.push(refusal)
@@ -114,6 +122,15 @@ class SglangEngine:
             live.cancelled = True
             self._send_abort(job)
             self._spawn(self._abort_again(live), f"abort {job}")
+
+    async def probe(self, source: PeerAddress) -> PairProbe:
+        """Have the data plane measure the way to a prefill engine.
+
+        Raises:
+            EngineDead: there is nobody to ask.
+        """
+        self._raise_if_dead()
+        return await self._started.link.probe(source)
 
     def load(self) -> EngineLoad:
         """Return SGLang's newest figures."""
@@ -164,7 +181,8 @@ class SglangEngine:
             if live.cancelled:
                 live.fail(ErrorCode.CANCELLED, "aborted")
                 return
-            request = self._started.request_class(**request_of(live.job))
+            marks = self._started.parsers.wants_marks(live.job)
+            request = self._started.request_class(**request_of(live.job, marks=marks))
             async for item in self._manager.generate_request(request, None):
                 if item["meta_info"]["finish_reason"] is not None:
                     self._started.link.drain()
@@ -240,6 +258,12 @@ class SglangEngine:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._die(f"{task.get_name()} failed: {error!r}")
+
+
+def _refused(job: Job, code: ErrorCode, detail: str) -> OutputStream:
+    stream = OutputStream()
+    stream.push(JobFailed(job=job.job, code=code, detail=detail))
+    return stream
 
 
 class _Signals:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Self
+from typing import Protocol, Self
 
 from proto.host import JobFailed, JobFinished, JobOutput
 
-__all__ = ["OutputStream"]
+__all__ = ["OutputStream", "Shaper"]
+
+
+class Shaper(Protocol):
+    """Changes the outputs of one job on their way."""
+
+    def shape(self, output: JobOutput) -> JobOutput:
+        """Return the output as it is to be given."""
+        ...
 
 
 class OutputStream:
     """An unbounded queue that ends after the first final output, or with an error.
 
     Bounded in practice by the job's `max_tokens`. One consumer; use it on one loop only.
+
+    Args:
+        shaper: what changes each output before it is queued.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shaper: Shaper | None = None) -> None:
+        self._shaper = shaper
         self._items: deque[JobOutput] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -27,7 +39,7 @@ class OutputStream:
         """Add an output; outputs after the final one are dropped."""
         if self._ended or self._error is not None:
             return
-        self._items.append(output)
+        self._items.append(output if self._shaper is None else self._shaper.shape(output))
         self._notify()
 
     def fail(self, error: Exception) -> None:

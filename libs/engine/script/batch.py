@@ -109,7 +109,7 @@ class Batch:
         answers = [live for live in step.answers if live.pages]
         if answers:
             for live, token in zip(answers, self._compute.step(answers), strict=True):
-                self._jobs.say(live, token, ends=self._compute.ends(live, token), now=now)
+                self._say(live, token, now)
         if self._transfers is not None and step.prompts:
             self._push(self._transfers, now)
 
@@ -170,7 +170,11 @@ class Batch:
     def _begin_answer(self, live: LiveJob, token: int, now: float) -> None:
         live.stage = Stage.DECODING
         self._faults.enter(Phase.DECODE, live)
-        self._jobs.say(live, token, ends=self._compute.ends(live, token), now=now)
+        self._say(live, token, now)
+
+    def _say(self, live: LiveJob, token: int, now: float) -> None:
+        ends, details = self._compute.ends(live, token), self._compute.details(live, token)
+        self._jobs.say(live, token, ends=ends, details=details, now=now)
 
     def _move(self, transfers: Transfers, now: float) -> None:
         for live in transfers.poll(now):

@@ -17,6 +17,8 @@ from libs.engine.script.answer import (
 from libs.engine.script.live import LiveJob
 from libs.engine.script.memory import KvMemory
 from libs.engine.script.settings import AnswerMode
+from libs.engine.script.speech import likelihoods
+from proto.output import Details, TokenLogprob
 
 __all__ = ["Compute"]
 
@@ -75,6 +77,15 @@ class Compute:
             return False
         plan = None if bend.forced else self._plan(live)
         return token == self._model.alphabet.eos if plan is None else step >= len(plan)
+
+    def details(self, live: LiveJob, token: int) -> Details | None:
+        """Return the log-probabilities of the token that comes next, where they are asked for."""
+        count, model = live.job.sampling.logprobs, self._model
+        if count is None:
+            return None
+        drawn = model.draw(live.digest, live.produced, live.bend.salt)
+        own, top = likelihoods(token, drawn, model.alphabet.words, count)
+        return Details(logprobs=(TokenLogprob(token=token, logprob=own, top=top),))
 
     def _choose(self, batch: list[LiveJob], digests: U64) -> list[int]:
         """Return what `Model.say` does, for a whole batch."""

@@ -10,6 +10,7 @@ from proto.gateway import FinishReason
 from proto.host import JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import JobId
 from proto.kv import TransferReport
+from proto.output import Details
 
 __all__ = ["Jobs"]
 
@@ -53,12 +54,15 @@ class Jobs:
         self.admitted[live.job.job] = live
         return True
 
-    def say(self, live: LiveJob, token: int, *, ends: bool, now: float) -> None:
+    def say(
+        self, live: LiveJob, token: int, *, ends: bool, details: Details | None, now: float
+    ) -> None:
         """Put out one token of an answer; finish the job if it is the last one."""
         sampling = live.job.sampling
         live.last_token = token
         live.produced += 1
-        stopped = ends or token in sampling.stop_token_ids
+        may_stop = live.produced > sampling.min_tokens
+        stopped = ends or (token in sampling.stop_token_ids and may_stop)
         text = ""
         if not stopped:
             text, stopped = live.stops.feed(live.text.step(token))
@@ -69,7 +73,7 @@ class Jobs:
             done = True
             text = live.stops.rest()
         ids = token.to_bytes(4, "little")
-        live.stream.push(JobTokens(job=live.job.job, ids=ids, text=text))
+        live.stream.push(JobTokens(job=live.job.job, ids=ids, text=text, details=details))
         if done:
             self.finish(live, FinishReason.STOP if stopped else FinishReason.LENGTH, now)
 

@@ -41,9 +41,11 @@ class Vocabulary:
     digest: str
     tokenizer: Tokenizer | None = None
 
-    def stream(self) -> TextStream:
+    def stream(self, *, skip_special: bool = True) -> TextStream:
         """Return a decoder for one answer."""
-        return _Plain() if self.tokenizer is None else _Decoded(self.tokenizer)
+        if self.tokenizer is None:
+            return _Plain()
+        return _Decoded(self.tokenizer, skip_special=skip_special)
 
     def text(self, tokens: list[int]) -> str:
         """Return the text of a whole prompt."""
@@ -140,9 +142,9 @@ class _Decoder(Protocol):
 
 
 class _Decoded:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
         self._tokenizer = tokenizer
-        self._stream = cast("_Decoder", DecodeStream(skip_special_tokens=True))
+        self._stream = cast("_Decoder", DecodeStream(skip_special_tokens=skip_special))
 
     def step(self, token: int) -> str:
         return self._stream.step(self._tokenizer, token) or ""

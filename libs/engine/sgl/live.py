@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from libs.engine.sgl.jobs import finish_of, pack_ids
+from libs.engine.sgl.jobs import finish_of, logprobs_of, pack_ids
 from libs.engine.stream import OutputStream
 from proto.backend import RoomClosed
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.kv import TransferReport
+from proto.output import Details
 from proto.workers import CompatCard
 
 __all__ = ["LiveJob"]
@@ -58,7 +59,10 @@ class LiveJob:
         if self.job.kind is not JobKind.PREFILL and item["output_ids"] and not failed:
             self.stream.push(
                 JobTokens(
-                    job=self.job.job, ids=pack_ids(item["output_ids"]), text=item["text"] or ""
+                    job=self.job.job,
+                    ids=pack_ids(item["output_ids"]),
+                    text=item["text"] or "",
+                    details=self._details(meta),
                 )
             )
         if ending is None:
@@ -100,6 +104,9 @@ class LiveJob:
                 transfer=self._report(),
             )
         )
+
+    def _details(self, meta: dict[str, Any]) -> Details | None:
+        return None if self.job.sampling.logprobs is None else Details(logprobs=logprobs_of(meta))
 
     def _report(self) -> TransferReport | None:
         """Return the report with the bytes that the model's shape demands, not the plane's word."""

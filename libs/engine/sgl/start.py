@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from libs.engine.api import EngineDead
 from libs.engine.options import HostOptions
+from libs.engine.parse import Parsers, load_parsers
 from libs.engine.sgl.arguments import (
     Facts,
     choose_arguments,
@@ -26,7 +27,7 @@ from libs.engine.sgl.card import compat_facts, make_card, model_hashes
 from libs.engine.sgl.leftovers import free_port, remove_dead_segments
 from libs.engine.sgl.link import BackendLink
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
-from proto.workers import CompatCard, Role
+from proto.workers import CompatCard, Feature, Role
 
 __all__ = ["ChildFailed", "Started", "start"]
 
@@ -49,6 +50,8 @@ class Started:
     kv_total_tokens: int
     max_request_tokens: int
     request_class: Any
+    parsers: Parsers
+    features: tuple[Feature, ...]
     refusals: tuple[type[Exception], ...]
     """What SGLang raises for a request that it does not take."""
 
@@ -88,6 +91,7 @@ def start(options: HostOptions) -> Started:
     arguments = engine.server_args
     manager = engine.tokenizer_manager
     total = int(info["max_total_num_tokens"])
+    parsers = _parsers(options, manager.tokenizer)
     return Started(
         engine=engine,
         link=link,
@@ -103,8 +107,23 @@ def start(options: HostOptions) -> Started:
         kv_total_tokens=total,
         max_request_tokens=_longest(options.role, info, arguments),
         request_class=importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput,
+        parsers=parsers,
+        features=(*_own_features(arguments), *parsers.features),
         refusals=(ValueError, importlib.import_module("fastapi").HTTPException),
     )
+
+
+def _parsers(options: HostOptions, tokenizer: Any) -> Parsers:
+    try:
+        return load_parsers(options.tool_parser, options.reasoning_parser, tokenizer=tokenizer)
+    except ValueError as error:
+        raise EngineDead(str(error)) from error
+
+
+def _own_features(arguments: Any) -> tuple[Feature, ...]:
+    if arguments.grammar_backend in (None, "none"):
+        return (Feature.LOGPROBS,)
+    return (Feature.GUIDES, Feature.LOGPROBS)
 
 
 def _longest(role: Role, info: dict[str, Any], arguments: Any) -> int:
@@ -126,6 +145,7 @@ def _backend_options(
         facts=facts,
         fork=not cuda,
         lanes=options.lanes,
+        required=options.required,
         interface=options.interface,
         chunk_bytes=options.chunk_bytes,
         credits=options.credits,
