@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 from libs.engine.parse import check_names
 from ops.cli.errors import CommandError
 from ops.cli.stack.layout import GRACE_S, StackOptions
+from proto.pairs import LanePolicy
 
 __all__ = ["STATE_DIR", "StackArguments", "command_line"]
 
@@ -53,6 +54,9 @@ class StackArguments:
     recover: Literal["never", "greedy", "any"] = "never"
     """Whether an answer whose decode was lost goes on with another one: never; only where the next
     token does not depend on chance; or always where it can be right."""
+    kv_lanes: str = "allow"
+    """Which lanes KV may take between workers: `require:sysv,tcp` refuses a pair on any other one
+    before KV moves, `warn:sysv` points it out, `allow` takes what there is."""
     grace: Annotated[float, Parameter(validator=Number(gte=0, lte=3600))] = GRACE_S
     """Seconds that running requests may take once their process is told to end."""
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000
@@ -97,9 +101,17 @@ class StackArguments:
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,
             recover=self.recover,
+            kv_lanes=_policy(self.kv_lanes),
             grace_s=self.grace,
             port=self.port,
         )
+
+
+def _policy(text: str) -> str:
+    try:
+        return str(LanePolicy.parse(text))
+    except ValueError as error:
+        raise CommandError(f"--kv-lanes: {error}") from error
 
 
 def command_line(options: StackOptions) -> list[str]:
@@ -117,6 +129,7 @@ def command_line(options: StackOptions) -> list[str]:
         "tool-parser": options.tool_parser,
         "reasoning-parser": options.reasoning_parser,
         "recover": options.recover,
+        "kv-lanes": options.kv_lanes,
         "grace": options.grace_s,
         "port": options.port,
         "state-dir": options.state_dir,

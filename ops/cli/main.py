@@ -16,6 +16,7 @@ from ops.cli.arguments import STATE_DIR, StackArguments, command_line
 from ops.cli.chat import Answer, Question, ask
 from ops.cli.errors import CommandError
 from ops.cli.keys import make_keys_app
+from ops.cli.network import NETWORK_COMMANDS
 from ops.cli.operate import COMMANDS
 from ops.cli.run import run as run_stack
 from ops.cli.stack.record import running_stack
@@ -63,7 +64,7 @@ def run_program(arguments: list[str]) -> int:
 def make_app() -> App:
     """Return the program with all its commands."""
     app = App(name="pdbus", help=_HELP, version_flags=())
-    for command in (up, down, run, chat, workers, *COMMANDS, trace, logs):
+    for command in (up, down, run, chat, workers, *COMMANDS, *NETWORK_COMMANDS, trace, logs):
         app.command(command)
     app.command(make_keys_app())
     return app

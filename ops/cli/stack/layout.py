@@ -47,6 +47,8 @@ class StackOptions:
     """Format of the model's reasoning, by SGLang's name."""
     recover: str = "never"
     """Whether an answer may go on with another decode after its first token."""
+    kv_lanes: str = "allow"
+    """Which lanes KV may take between workers."""
     grace_s: float = GRACE_S
     """How long requests may go on once their process was told to end."""
     port: int = 8000
@@ -108,6 +110,8 @@ def _services(
     keys = () if options.keys is None else ("--keys", str(options.keys))
     edge = ("--host", HOST, "--recover", options.recover, *shared, *keys, *named)
     engine = ("--engine", options.engine, *named)
+    if options.kv_lanes != "allow":
+        engine = (*engine, "--kv-lanes", options.kv_lanes)
     answering = (*engine, *_parsers(options))
 
     def slot(role: Role, number: int, rank: int, args: Sequence[str]) -> SlotSpec:
