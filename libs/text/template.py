@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,6 +25,13 @@ __all__ = ["MAX_PROMPT_CHARS", "MAX_TEMPLATE_CHARS", "ChatTemplate", "Turn"]
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_PROMPT_CHARS = 16 << 20
 
+_RESERVED = frozenset(
+    {
+        *("messages", "add_generation_prompt", "tools", "documents", "strftime_now"),
+        *("raise_exception", "continue_final_message"),
+    }
+)
+_NOTHING: Mapping[str, Any] = {}
 _UNRENDERABLE = "The model's chat template cannot render these messages."
 _SCRIPT_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What the expressions of a template can raise on a conversation that they did not expect."""
@@ -38,10 +45,17 @@ class Turn:
     content: str
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI's form, with the arguments as an object where they are one."""
+    reasoning_content: str | None = None
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens of its model."""
+    """A compiled template with the special tokens of its model.
+
+    Attributes:
+        variables: the names that it reads from outside.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile a template.
@@ -53,34 +67,52 @@ class ChatTemplate:
             raise ModelTextError(
                 f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters"
             )
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise ModelTextError(f"the chat template is not valid: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, turns: Sequence[Turn], *, unix_ms: int) -> str:
+    def reserved(self, name: str) -> bool:
+        """Return whether a caller's own value must not have this name."""
+        return name in _RESERVED or name in self._special_tokens
+
+    def render(
+        self,
+        turns: Sequence[Turn],
+        *,
+        unix_ms: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] = _NOTHING,
+        ask: bool = True,
+    ) -> str:
         """Return the prompt that asks the model for the next turn.
 
         Args:
             turns: the conversation.
             unix_ms: the time that `strftime_now` tells, in UTC.
+            tools: what the model may call, in OpenAI's form.
+            values: further variables of the template; none of them may be reserved.
+            ask: whether the prompt ends with what opens the model's turn.
 
         Raises:
             TemplateRefused: the template does not accept the conversation.
         """
         now = datetime.fromtimestamp(unix_ms / 1000, tz=UTC)
-        values = {
+        known = {
+            **values,
             **self._special_tokens,
             "messages": [_as_mapping(turn) for turn in turns],
-            "add_generation_prompt": True,
-            "tools": None,
+            "add_generation_prompt": ask,
+            "tools": list(tools) or None,
             "documents": None,
             "strftime_now": now.strftime,
             "raise_exception": _raise_exception,
         }
         try:
-            return self._bounded(values)
+            return self._bounded(known)
         except jinja2.TemplateError as error:
             raise TemplateRefused(_text_of(error)) from error
         except (*_SCRIPT_FAULTS, RecursionError) as error:
@@ -147,10 +179,14 @@ def _text_of(error: jinja2.TemplateError) -> str:
     return _UNRENDERABLE
 
 
-def _as_mapping(turn: Turn) -> dict[str, str]:
-    message = {"role": turn.role, "content": turn.content}
+def _as_mapping(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.name is not None:
         message["name"] = turn.name
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
+    if turn.tool_calls:
+        message["tool_calls"] = list(turn.tool_calls)
+    if turn.reasoning_content is not None:
+        message["reasoning_content"] = turn.reasoning_content
     return message

@@ -10,6 +10,7 @@ import msgspec
 import tokenizers
 
 from libs.text.errors import ModelTextError
+from libs.text.pieces import Pieces
 
 __all__ = ["Tokenizer", "pack_ids", "unpack_ids"]
 
@@ -33,6 +34,8 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._longest = _longest_token(tokenizer)
+        self._pieces = Pieces(tokenizer)
+        self._vocabulary: int = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -54,7 +57,7 @@ class Tokenizer:
     @property
     def vocabulary(self) -> int:
         """Number of token ids, added tokens included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return self._vocabulary
 
     def fewest_tokens(self, text: str) -> int:
         """Return a number of tokens that `text` certainly has, without encoding it.
@@ -67,19 +70,30 @@ class Tokenizer:
         """Return the id of a token, or None."""
         return self._tokenizer.token_to_id(token)
 
-    def encode(self, text: str) -> bytes:
-        """Return the ids of a rendered prompt as little-endian uint32.
+    def encode(self, text: str, *, add_special: bool = False) -> bytes:
+        """Return the ids of a prompt as little-endian uint32.
 
-        No special tokens are added: the chat template has written them. The interpreter lock is
-        free meanwhile, so long texts can be encoded on another thread: of the library's methods
-        only those for batches let it go.
+        The interpreter lock is free meanwhile, so long texts can be encoded on another thread: of
+        the library's methods only those for batches let it go.
+
+        Args:
+            add_special: whether the tokenizer may frame the text with its own tokens, as for plain
+                text; a chat template has written them already.
         """
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         return pack_ids(encoding.ids)
 
-    def decode(self, ids: bytes) -> str:
-        """Return the text of packed ids, special tokens included."""
-        return self._tokenizer.decode(unpack_ids(ids), skip_special_tokens=False)
+    def decode(self, ids: bytes, *, skip_special: bool = False) -> str:
+        """Return the text of packed ids, special tokens included unless they are skipped."""
+        return self._tokenizer.decode(unpack_ids(ids), skip_special_tokens=skip_special)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; those of a special token are its name."""
+        return self._pieces.bytes_of(token)
+
+    def is_special(self, token: int) -> bool:
+        """Return whether a token is one that no text produces."""
+        return self._pieces.is_special(token)
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -21,6 +21,7 @@ __all__ = ["table_files"]
 ROOT = Path(__file__).resolve().parents[2]
 
 FIELD_TABLES = (
+    ("chat", "fields", "CHAT_FIELDS"),
     ("responses", "responses", "FIELDS"),
     ("tokenize", "tokenize", "TOKENIZE_FIELDS"),
     ("detokenize", "tokenize", "DETOKENIZE_FIELDS"),

@@ -4,64 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from proto.gateway import FinishReason
 from proto.openai.api import Answer, Body
+from proto.openai.drawing import (
+    MAX_CHOICES,
+    MAX_STOPS,
+    Bias,
+    Count,
+    Limit,
+    MinP,
+    Penalty,
+    Priority,
+    Repetition,
+    Salt,
+    Seed,
+    Stop,
+    StopIds,
+    StreamOptions,
+    Temperature,
+    TopK,
+    TopP,
+)
+from proto.openai.formats import ResponseFormat
+from proto.openai.logprobs import ChoiceLogprobs
+from proto.openai.messages import Message, TextPart
+from proto.openai.tools import MAX_TOOLS, Tool, ToolChoice
 from proto.openai.usage import UsageInfo
 
 __all__ = [
     "MAX_MESSAGES",
     "MAX_STOPS",
     "AnswerMessage",
+    "CalledFunction",
     "ChatCompletion",
     "ChatRequest",
     "Choice",
+    "Effort",
     "Message",
     "StreamOptions",
     "TextPart",
+    "ToolCall",
 ]
 
 MAX_MESSAGES = 4096
-MAX_STOPS = 4
 
-_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
-_TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
-_Limit = Annotated[int, Meta(ge=1, lt=2**31)]
-_Label = Annotated[str, Meta(max_length=512)]
-
-
-class TextPart(Body, frozen=True, kw_only=True):
-    """A piece of a message's text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body, frozen=True, kw_only=True):
-    """One turn of the conversation.
-
-    The last fields are those that clients send back from an earlier answer; they may only be
-    empty.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    tool_call_id: _Label | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: list[Any] | None = None
-    annotations: list[Any] | None = None
-
-
-class StreamOptions(Body, frozen=True, kw_only=True):
-    """What a stream carries beside the answer."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""OpenAI's `reasoning_effort`."""
 
 
 class ChatRequest(Body, frozen=True, kw_only=True):
@@ -72,21 +62,57 @@ class ChatRequest(Body, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: _Limit | None = None
-    max_completion_tokens: _Limit | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    frequency_penalty: _Penalty | None = None
-    presence_penalty: _Penalty | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] | None = None
-    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=64)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    min_tokens: Count | None = None
+    repetition_penalty: Repetition | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=32)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    separate_reasoning: bool | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
+
+
+class CalledFunction(Answer, frozen=True, kw_only=True):
+    """A function and its arguments."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ToolCall(Answer, frozen=True, kw_only=True):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class AnswerMessage(Answer, frozen=True, kw_only=True):
@@ -94,7 +120,10 @@ class AnswerMessage(Answer, frozen=True, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    """Null where there are only tool calls."""
     refusal: None = None
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class Choice(Answer, frozen=True, kw_only=True):
@@ -102,7 +131,7 @@ class Choice(Answer, frozen=True, kw_only=True):
 
     index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
 
 

@@ -8,9 +8,27 @@ from msgspec import UNSET, UnsetType
 
 from proto.gateway import FinishReason
 from proto.openai.api import Answer
+from proto.openai.logprobs import ChoiceLogprobs
 from proto.openai.usage import UsageInfo
 
-__all__ = ["ChatChunk", "ChunkChoice", "DeltaMessage"]
+__all__ = ["ChatChunk", "ChunkChoice", "DeltaFunction", "DeltaMessage", "DeltaToolCall"]
+
+
+class DeltaFunction(Answer, frozen=True, kw_only=True):
+    """What a chunk adds to the function of a tool call."""
+
+    name: str | UnsetType = UNSET
+    """With the first piece of the call only."""
+    arguments: str = ""
+
+
+class DeltaToolCall(Answer, frozen=True, kw_only=True):
+    """What a chunk adds to one tool call; id, type and name come with its first piece only."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: DeltaFunction
 
 
 class DeltaMessage(Answer, frozen=True, kw_only=True):
@@ -18,6 +36,8 @@ class DeltaMessage(Answer, frozen=True, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[DeltaToolCall, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(Answer, frozen=True, kw_only=True):
@@ -25,7 +45,7 @@ class ChunkChoice(Answer, frozen=True, kw_only=True):
 
     index: int
     delta: DeltaMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 

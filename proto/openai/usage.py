@@ -7,13 +7,25 @@ from msgspec import UNSET, UnsetType
 from proto.ledger import Usage
 from proto.openai.api import Answer
 
-__all__ = ["PromptTokensDetails", "UsageExtension", "UsageInfo", "usage_info"]
+__all__ = [
+    "CompletionTokensDetails",
+    "PromptTokensDetails",
+    "UsageExtension",
+    "UsageInfo",
+    "usage_info",
+]
 
 
 class PromptTokensDetails(Answer, frozen=True, kw_only=True):
     """What became of the prompt's tokens."""
 
     cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Answer, frozen=True, kw_only=True):
+    """What the tokens of an answer were."""
+
+    reasoning_tokens: int = 0
 
 
 class UsageExtension(Answer, frozen=True, kw_only=True):
@@ -30,6 +42,7 @@ class UsageInfo(Answer, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     x_pdbus: UsageExtension | UnsetType = UNSET
     """Only where there is something to tell."""
 
@@ -41,5 +54,6 @@ def usage_info(usage: Usage) -> UsageInfo:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         x_pdbus=UsageExtension(migrations=usage.migrations) if usage.migrations else UNSET,
     )

@@ -117,7 +117,7 @@ def admitted(
             # Several choices never move: what made them so knows why.
             recover=visitor.recover if alone and visitor.recover is not None else call.recover,
             cache_salt=visitor.salt(call.cache_salt),
-            priority=visitor.priority,
+            priority=visitor.priority + call.priority,
             slo=visitor.slo,
         )
         for call in calls

@@ -18,6 +18,8 @@ _SCAN_LIMIT = 1 << 20
 
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`$")
+_WHOLE = frozenset({"response_format", "logit_bias", "json_schema", "chat_template_kwargs"})
+"""Fields that are named as a whole, whatever in them is at fault."""
 _PART = re.compile(r"^messages\[(?P<message>\d+)\]\.content\[(?P<part>\d+)\]")
 
 
@@ -43,7 +45,8 @@ def refuse(message: str, body: bytes) -> NoReturn:
     if part is not None:
         _refuse_part(body, int(part["message"]), int(part["part"]))
     field = _FIELD.match(text)
-    if field is not None:
+    root = _root(path)
+    if field is not None and root not in _WHOLE:
         param = f"{path}.{field['name']}".lstrip(".")
         if field["kind"] == "missing required":
             raise PdbusError(
@@ -53,9 +56,15 @@ def refuse(message: str, body: bytes) -> NoReturn:
             ErrorCode.UNSUPPORTED_PARAMETER, f"Unknown parameter: '{param}'.", param=param
         )
     plain = text.replace("`", "")
+    if root in _WHOLE and (path != root or field is not None):
+        raise invalid(root, f"{plain} at '{path}'.")
     if not path:
         raise PdbusError(ErrorCode.INVALID_REQUEST, f"The body is not valid: {plain}.")
     raise invalid(path, f"{plain}.")
+
+
+def _root(path: str) -> str:
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
 def _refuse_part(body: bytes, message: int, part: int) -> None:
@@ -81,6 +90,8 @@ def refuse_broken(message: str, body: bytes) -> NoReturn:
     """
     param = _non_finite(body) if len(body) <= _SCAN_LIMIT else None
     if param is not None:
+        root = _root(param)
+        param = root if root in _WHOLE else param
         raise invalid(param, "expected a finite number.")
     raise PdbusError(ErrorCode.INVALID_REQUEST, f"The body is not valid JSON: {message}.")
 

@@ -1,24 +1,32 @@
 """Framing of a streamed chat answer: pure functions of what the model said.
 
-Order: one chunk a choice with the role; chunks with text; one chunk a choice with the finish reason
-and an empty delta; where asked for, one chunk with `choices: []` and the usage; `[DONE]`. A stream
-that fails has an error event instead of what was still to come, and no finish reason.
+Order: one chunk a choice with the role; chunks with text, reasoning or tool calls; one chunk a
+choice with the finish reason and an empty delta; where asked for, one chunk with `choices: []` and
+the usage; `[DONE]`. A stream that fails has an error event instead of what was still to come, and
+no finish reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from libs.text import Tokenizer
 from proto.errors import PdbusError
 from proto.gateway import FinishReason
 from proto.ledger import Usage
-from proto.openai.stream import ChatChunk, ChunkChoice, DeltaMessage
+from proto.openai.logprobs import ChoiceLogprobs
+from proto.openai.stream import ChatChunk, ChunkChoice, DeltaFunction, DeltaMessage, DeltaToolCall
 from proto.openai.usage import UsageInfo, usage_info
+from proto.output import CallDelta, Details
 from services.gateway.api import Delta
+from services.gateway.openai.chat.logprobs import token_infos
 from services.gateway.openai.frames import DONE, Head, error_frame, frame
 
-__all__ = ["ChatFrames", "answer_id"]
+__all__ = ["ChatFrames", "Wording", "answer_id"]
 
 _MARK = "\x00"
 _MARK_JSON = b'"\\u0000"'
@@ -31,20 +39,33 @@ def answer_id(head: Head) -> str:
     return f"chatcmpl-{head.rid}"
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What the chunks of an answer carry."""
+
+    choices: int = 1
+    include_usage: bool = False
+    tokenizer: Tokenizer | None = None
+    """Words the log-probabilities, where they are asked for."""
+    one_call: bool = False
+    """Only the first tool call of each choice is given."""
+
+
 class ChatFrames:
     """The frames of one answer; all chunks share id, time and model.
 
     A text chunk is the same bytes around the text each time, so these are encoded once a choice.
     """
 
-    def __init__(self, head: Head, *, choices: int, include_usage: bool) -> None:
+    def __init__(self, head: Head, wording: Wording) -> None:
         self._head = head
-        self._include_usage = include_usage
-        template = [self._chunk(index, DeltaMessage(content=_MARK)) for index in range(choices)]
+        self._wording = wording
+        indexes = range(wording.choices)
+        template = [self._chunk(index, DeltaMessage(content=_MARK)) for index in indexes]
         parts = [chunk.partition(_MARK_JSON) for chunk in template]
         self._around = [(before, after) for before, _, after in parts]
         role = DeltaMessage(role="assistant", content="")
-        self._opening = b"".join(self._chunk(index, role) for index in range(choices))
+        self._opening = b"".join(self._chunk(index, role) for index in indexes)
 
     @property
     def opening(self) -> bytes:
@@ -52,7 +73,9 @@ class ChatFrames:
         return self._opening
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """Return a chunk with text, if there is any."""
+        """Return the chunk of some tokens, if there is anything to tell of them."""
+        if delta.details is not None:
+            return self._detailed(index, delta.text, delta.details)
         if not delta.text:
             return b""
         before, after = self._around[index]
@@ -64,7 +87,7 @@ class ChatFrames:
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk if the client asked for it, and `[DONE]`."""
-        if not self._include_usage:
+        if not self._wording.include_usage:
             return DONE
         return frame(self._whole((), usage_info(usage))) + DONE
 
@@ -72,9 +95,39 @@ class ChatFrames:
         """Return the event that ends a stream that failed."""
         return error_frame(error)
 
-    def _chunk(self, index: int, delta: DeltaMessage, finish: FinishReason | None = None) -> bytes:
-        choice = ChunkChoice(index=index, delta=delta, finish_reason=finish)
-        usage: UnsetType | None = None if self._include_usage else UNSET
+    def _detailed(self, index: int, text: str, details: Details) -> bytes:
+        logprobs = self._logprobs(details)
+        calls = self._calls(details.calls)
+        if not (text or details.reasoning or calls or logprobs):
+            return b""
+        # Tokens that say nothing yet have log-probabilities all the same: their text is empty.
+        bare = not (details.reasoning or calls)
+        message = DeltaMessage(
+            content=text if text or bare else UNSET,
+            reasoning_content=details.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        return self._chunk(index, message, logprobs=logprobs)
+
+    def _logprobs(self, details: Details) -> ChoiceLogprobs | None:
+        tokenizer = self._wording.tokenizer
+        if tokenizer is None or not details.logprobs:
+            return None
+        return ChoiceLogprobs(content=token_infos(tokenizer, details.logprobs))
+
+    def _calls(self, pieces: Sequence[CallDelta]) -> tuple[DeltaToolCall, ...]:
+        one = self._wording.one_call
+        return tuple(_call(piece) for piece in pieces if not (one and piece.index))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: DeltaMessage,
+        finish: FinishReason | None = None,
+        logprobs: ChoiceLogprobs | None = None,
+    ) -> bytes:
+        choice = ChunkChoice(index=index, delta=delta, finish_reason=finish, logprobs=logprobs)
+        usage: UnsetType | None = None if self._wording.include_usage else UNSET
         return frame(self._whole((choice,), usage))
 
     def _whole(
@@ -87,3 +140,14 @@ class ChatFrames:
             choices=choices,
             usage=usage,
         )
+
+
+def _call(piece: CallDelta) -> DeltaToolCall:
+    """Return a piece of a call; only its first has a name."""
+    first = bool(piece.name)
+    return DeltaToolCall(
+        index=piece.index,
+        id=piece.id if first else UNSET,
+        type="function" if first else UNSET,
+        function=DeltaFunction(name=piece.name if first else UNSET, arguments=piece.arguments),
+    )

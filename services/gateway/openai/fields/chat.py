@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from services.gateway.openai.fields.common import (
+    DRAWING,
     INTERNAL,
     LABEL,
     LABELS,
+    UNUSED,
     done,
     no_effect,
     refused,
@@ -14,26 +18,31 @@ from services.gateway.openai.fields.table import FieldTable
 
 __all__ = ["CHAT_FIELDS"]
 
-_ON, _OFF = True, False
+_OFF = False
 
 _DONE = {
     "model": "one of `/v1/models`",
-    "messages": "roles system, developer (as system), user, assistant, tool; text content only",
+    "messages": "roles system, developer (as system), user, assistant, tool; text content,"
+    " `tool_calls` of the assistant, `reasoning_content`",
     "max_completion_tokens": "at least 1; prompt and answer must fit the model's context",
     "max_tokens": "older name; `max_completion_tokens` wins",
-    "temperature": "0 to 2, default 1",
-    "top_p": "over 0 to 1, default 1",
-    "stop": "a string or up to 4; not part of the answer",
-    "stream": "",
-    "stream_options": "`include_usage`; only with `stream`",
-    "n": "only 1",
-    "frequency_penalty": "-2 to 2",
-    "presence_penalty": "-2 to 2",
-    "top_k": "extension; -1 (off) or at least 1",
-    "min_p": "extension; 0 to 1",
-    "repetition_penalty": "extension; over 0 to 2",
-    "stop_token_ids": "extension; up to 64",
-    "ignore_eos": "extension",
+    **DRAWING,
+    "n": "1 to 128; each choice is a request of its own, a few at a time",
+    "logprobs": "where the model's workers can",
+    "top_logprobs": "0 to 20; only with `logprobs`",
+    "response_format": "`text`, `json_object`, `json_schema`: answers always match, `strict` or"
+    " not; what could not be enforced is refused; not beside `tools` that may be called",
+    "tools": "up to 128 functions; `strict` is kept where calls are forced",
+    "tool_choice": "`none`, `auto`, `required`, one function, `allowed_tools`",
+    "parallel_tool_calls": "`false`: only the first call is made or given",
+    "reasoning_effort": "told to templates that ask for it; otherwise no effect",
+    "regex": "extension; the whole answer matches",
+    "ebnf": "extension; a grammar with the rule `root`",
+    "json_schema": "extension; as `response_format`, as an object or as text",
+    "chat_template_kwargs": "extension; variables of the template, but not its own",
+    "add_generation_prompt": "extension; default true",
+    "continue_final_message": "extension; the answer goes on with the assistant's last message",
+    "separate_reasoning": "extension; `false` leaves reasoning in the text",
 }
 
 _NO_EFFECT = (
@@ -41,32 +50,21 @@ _NO_EFFECT = (
     no_effect("metadata", "up to 16 texts", kind=LABELS),
     no_effect("safety_identifier", "any text", kind=LABEL),
     no_effect("prompt_cache_key", "any text", kind=LABEL),
-    no_effect("prompt_cache_retention", "`in_memory`", "in_memory", "in-memory"),
-    no_effect("prompt_cache_options", "`{}`", {}),
+    no_effect("prompt_cache_retention", "`in_memory`, `24h`", "in_memory", "in-memory", "24h"),
+    no_effect("prompt_cache_options", "any object of texts", kind=LABELS),
     no_effect("store", "`false`", _OFF),
-    no_effect("service_tier", "`auto`, `default`", "auto", "default"),
-    no_effect("verbosity", "`medium`", "medium"),
-    no_effect("reasoning_effort", "`none`", "none"),
+    no_effect(
+        "service_tier",
+        "`auto`, `default`, `flex`, `scale`, `priority`",
+        *("auto", "default", "flex", "scale", "priority"),
+    ),
+    no_effect("verbosity", "`low`, `medium`, `high`", kind=Literal["low", "medium", "high"]),
     no_effect("modalities", '`["text"]`', ["text"]),
-    no_effect("parallel_tool_calls", "any, as there are no tools", kind=bool),
-    no_effect("tool_choice", "`none`, `auto`, as there are no tools", "none", "auto"),
-    no_effect("tools", "`[]`", []),
-    no_effect("response_format", '`{"type": "text"}`', {"type": "text"}),
-    no_effect("logprobs", "`false`", _OFF),
-    no_effect("top_logprobs", "`0`", 0),
-    no_effect("logit_bias", "`{}`", {}),
-    no_effect("skip_special_tokens", "`true`", _ON),
-    no_effect("min_tokens", "`0`", 0),
-    no_effect("chat_template_kwargs", "`{}`", {}),
-    no_effect("continue_final_message", "`false`", _OFF),
-    no_effect("add_generation_prompt", "`true`", _ON),
-    no_effect("priority", "`0`", 0),
 )
 
 _REFUSED = refused(
-    *("seed", "audio", "prediction", "web_search_options", "moderation", "functions"),
-    *("function_call", "regex", "ebnf", "json_schema", "cache_salt", "separate_reasoning"),
-    *("logit_processor", "custom_params", "lora_path", "return_hidden_states", "echo"),
+    *("audio", "prediction", "web_search_options", "moderation", "functions"),
+    *("function_call", "echo", "suffix", "best_of", *UNUSED),
 )
 
 CHAT_FIELDS = FieldTable(done(_DONE), _NO_EFFECT, _REFUSED, INTERNAL)

@@ -2,6 +2,16 @@
 
 from services.gateway.openai.prompts.encode import INLINE_CHARS, encode_prompt
 from services.gateway.openai.prompts.texts import ModelDetokenizer, Texts
-from services.gateway.openai.prompts.turns import render_chat
+from services.gateway.openai.prompts.turns import Setting, check_messages, render_chat
+from services.gateway.openai.prompts.values import template_values
 
-__all__ = ["INLINE_CHARS", "ModelDetokenizer", "Texts", "encode_prompt", "render_chat"]
+__all__ = [
+    "INLINE_CHARS",
+    "ModelDetokenizer",
+    "Setting",
+    "Texts",
+    "check_messages",
+    "encode_prompt",
+    "render_chat",
+    "template_values",
+]

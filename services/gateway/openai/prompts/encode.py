@@ -13,12 +13,17 @@ INLINE_CHARS = 16_384
 """Longer prompts are encoded on a thread, so that they do not hold up other streams."""
 
 
-async def encode_prompt(text: ModelText, prompt: str, *, context_tokens: int, param: str) -> bytes:
-    """Return the ids of a rendered prompt as little-endian uint32.
+async def encode_prompt(
+    text: ModelText, prompt: str, *, context_tokens: int, param: str, add_special: bool = False
+) -> bytes:
+    """Return the ids of a prompt as little-endian uint32.
+
+    Args:
+        param: the field that it comes from.
+        add_special: whether the tokenizer frames it with its own tokens; a template has done so.
 
     Raises:
-        PdbusError: it is so long that it need not be encoded to know that it does not fit; `param`
-            is the field that it comes from.
+        PdbusError: it is so long that it need not be encoded to know that it does not fit.
     """
     fewest = text.tokenizer.fewest_tokens(prompt)
     if fewest > context_tokens:
@@ -29,5 +34,5 @@ async def encode_prompt(text: ModelText, prompt: str, *, context_tokens: int, pa
             param=param,
         )
     if len(prompt) <= INLINE_CHARS:
-        return text.tokenizer.encode(prompt)
-    return await asyncio.to_thread(text.tokenizer.encode, prompt)
+        return text.tokenizer.encode(prompt, add_special=add_special)
+    return await asyncio.to_thread(text.tokenizer.encode, prompt, add_special=add_special)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from libs.telemetry import get_logger
 from libs.text import ModelText
 from proto.errors import ErrorCode, PdbusError
+from proto.workers import Feature
 from services.gateway.api import FleetView, ServedModel
 
 __all__ = ["ModelDetokenizer", "Texts"]
@@ -42,6 +43,27 @@ class Texts:
         raise PdbusError(
             ErrorCode.MODEL_NOT_FOUND, f"The model '{name}' does not exist.", param="model"
         )
+
+    def check_features(self, name: str, needed: Mapping[Feature, str]) -> None:
+        """Refuse what not every set of workers of a model can do.
+
+        Args:
+            needed: what a request needs, and the field that asks for it.
+
+        Raises:
+            PdbusError: `unsupported_parameter`.
+        """
+        for feature, field in needed.items():
+            if not self.can(name, feature):
+                raise PdbusError(
+                    ErrorCode.UNSUPPORTED_PARAMETER,
+                    f"'{field}': the workers of this model are not set up for it.",
+                    param=field,
+                )
+
+    def can(self, name: str, feature: Feature) -> bool:
+        """Return whether every set of workers of a model can do something."""
+        return any(m.name == name and feature in m.features for m in self._fleet.models())
 
     def context_tokens(self, model: ServedModel) -> int:
         """Return how many tokens prompt and answer may have together."""

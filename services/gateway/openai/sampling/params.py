@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proto.sampling import SamplingParams
+from proto.sampling import Guide, SamplingParams
 from services.gateway.openai.bodies import invalid
 
 __all__ = ["Drawing", "check_drawing", "check_tokens", "sampling_of"]
 
 _PLAIN = (
-    *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos", "seed"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "skip_special_tokens"),
 )
 
 
@@ -29,8 +29,18 @@ class Drawing(Protocol):
         ...
 
     @property
+    def logit_bias(self) -> dict[str, float] | None:
+        """What is added to the logits of tokens, by their ids."""
+        ...
+
+    @property
     def top_k(self) -> int | None:
         """Most tokens to draw from; -1 for all."""
+        ...
+
+    @property
+    def min_tokens(self) -> int | None:
+        """Fewest tokens of an answer."""
         ...
 
 
@@ -53,15 +63,34 @@ def check_tokens(request: Drawing, vocabulary: int) -> None:
     for index, token in enumerate(request.stop_token_ids or ()):
         if token >= vocabulary:
             raise invalid(f"stop_token_ids[{index}]", f"the vocabulary has {vocabulary} tokens.")
+    for name in request.logit_bias or ():
+        if not (name.isascii() and name.isdigit() and int(name) < vocabulary):
+            raise invalid("logit_bias", f"token ids below {vocabulary} are expected as keys.")
 
 
-def sampling_of(request: Drawing, max_tokens: int) -> SamplingParams:
-    """Map the fields that were given; all others keep the defaults of `SamplingParams`."""
+def sampling_of(
+    request: Drawing, max_tokens: int, *, logprobs: int | None = None, guide: Guide | None = None
+) -> SamplingParams:
+    """Map the fields that were given; all others keep the defaults of `SamplingParams`.
+
+    Args:
+        max_tokens: the limit of the answer.
+        logprobs: likeliest tokens to tell with each token; None for no log-probabilities.
+        guide: what the answer must match.
+
+    Raises:
+        PdbusError: more tokens are asked for than the limit allows.
+    """
+    if (request.min_tokens or 0) > max_tokens:
+        raise invalid("min_tokens", f"the limit of the answer is {max_tokens} tokens.")
     given = {name: value for name in _PLAIN if (value := getattr(request, name, None)) is not None}
     stop = request.stop
     return SamplingParams(
         max_tokens=max_tokens,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        logit_bias=tuple((int(name), bias) for name, bias in (request.logit_bias or {}).items()),
+        logprobs=logprobs,
+        guide=guide,
         **given,
     )

@@ -73,6 +73,7 @@ def test_usage_adds_up():
         "completion_tokens": 3,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

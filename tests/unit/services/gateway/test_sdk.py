@@ -58,7 +58,7 @@ async def test_the_answer_can_be_sent_back(client):
     ("fields", "kind", "code"),
     [
         ({"temperature": 9}, "BadRequestError", "invalid_value"),
-        ({"seed": 7}, "BadRequestError", "unsupported_parameter"),
+        ({"audio": {}}, "BadRequestError", "unsupported_parameter"),
         ({"model": "nope"}, "NotFoundError", "model_not_found"),
     ],
 )

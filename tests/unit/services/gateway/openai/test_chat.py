@@ -86,6 +86,7 @@ async def test_usage_is_streamed_exactly_when_asked_for(rig: Rig):
         "completion_tokens": 3,
         "total_tokens": prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -548,10 +549,10 @@ async def test_a_client_that_leaves_while_its_prompt_is_encoded(rig: Rig, monkey
     encode = type(rig.text.tokenizer).encode
     go_on = threading.Event()
 
-    def slowly(self, text: str) -> bytes:
+    def slowly(self, text: str, *, add_special: bool) -> bytes:
         assert threading.current_thread() is not threading.main_thread()
         go_on.wait(5)
-        return encode(self, text)
+        return encode(self, text, add_special=add_special)
 
     monkeypatch.setattr(type(rig.text.tokenizer), "encode", slowly)
     monkeypatch.setattr(type(rig.text.tokenizer), "fewest_tokens", lambda _self, _text: 0)

@@ -15,7 +15,7 @@ from proto.ids import RequestId
 from proto.ledger import Usage
 from proto.openai.stream import ChatChunk, ChunkChoice, DeltaMessage
 from services.gateway.api import Delta
-from services.gateway.openai.chat.frames import ChatFrames
+from services.gateway.openai.chat.frames import ChatFrames, Wording
 from services.gateway.openai.frames import DONE, Head, error_frame, frame
 from tests.unit.services.gateway.rig import events_of
 
@@ -26,7 +26,7 @@ models = st.text("abc-./_0", min_size=1, max_size=20)
 
 def frames(model: str = "m", *, include_usage: bool = False) -> ChatFrames:
     head = Head(RequestId("1"), 5, model)
-    return ChatFrames(head, choices=1, include_usage=include_usage)
+    return ChatFrames(head, Wording(include_usage=include_usage))
 
 
 def said(made: ChatFrames, text: str) -> bytes:
