@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from libs.engine.scripted import ScriptedEngine, model_of, vocabulary_of
 from proto.host import Job, JobFailed, JobFinished, JobKind, JobOutput, JobTokens
 from proto.ids import Incarnation, JobId, RequestId, Room, job_id
 from proto.kv import PeerAddress
+from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
 from proto.workers import Role
 from tests.support.plane import Exchange, MemoryPlane
@@ -65,6 +66,7 @@ def make_job(
     source: PeerAddress | None = None,
     attempt: int = 1,
     ignore_eos: bool = True,
+    parsing: Parsing | None = None,
     **sampling,
 ) -> Job:
     """Return a job whose id and room follow from `number`."""
@@ -75,6 +77,7 @@ def make_job(
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling),
         room=Room(number * 100 + attempt),
         source=source,
+        parsing=parsing,
     )
 
 
@@ -99,6 +102,7 @@ class Answer:
     text: str
     chunks: int
     end: JobFinished | JobFailed
+    details: list[Details] = field(default_factory=list)
 
 
 async def collect(outputs: AsyncIterator[JobOutput]) -> Answer:
@@ -106,13 +110,18 @@ async def collect(outputs: AsyncIterator[JobOutput]) -> Answer:
     ids: list[int] = []
     text = ""
     chunks = 0
+    details: list[Details] = []
     async for output in outputs:
         if isinstance(output, JobTokens):
             ids += np.frombuffer(output.ids, dtype="<u4").tolist()
             text += output.text
             chunks += 1
-        else:
-            return Answer(ids, text, chunks, output)
+        elif isinstance(output, JobFinished):
+            text += output.text
+        if isinstance(output, JobTokens | JobFinished) and output.details is not None:
+            details.append(output.details)
+        if not isinstance(output, JobTokens):
+            return Answer(ids, text, chunks, output, details)
     raise AssertionError("the job ended without a final output")
 
 

@@ -14,7 +14,15 @@ from libs.engine.scripted import model_of, vocabulary_of
 from proto.gateway import FinishReason
 from proto.host import JobKind
 from proto.sampling import SamplingParams
-from tests.support.engines import both_sides, collect, engine_of, host_options, make_job, pair
+from tests.support.engines import (
+    both_sides,
+    collect,
+    engine_of,
+    host_options,
+    make_job,
+    pair,
+    prompt_of,
+)
 from tests.support.plane import Exchange
 from tests.support.words import write_words
 
@@ -191,3 +199,29 @@ def test_a_job_of_each_kind_has_a_bend():
     """Prefill draws the first token as decode would: its job carries the same wishes."""
     job = make_job(1, [1], kind=JobKind.PREFILL, min_tokens=3)
     assert Bend.of(job.sampling).least == 3
+
+
+async def test_each_token_has_its_log_probabilities_on_both_ways():
+    """Over a transfer and alone, each token has one entry, the first one too, and they agree."""
+    ids = prompt_of(4, 20)
+    async with pair() as (p, d, address, _):
+        sides = both_sides(p, d, address, 1, ids, max_tokens=6, logprobs=3)
+        prefill, split = await asyncio.gather(*sides)
+    async with engine_of(host_options()) as (engine, _):
+        alone_ = await collect(engine.run(make_job(1, ids, max_tokens=6, logprobs=3)))
+        without = await collect(engine.run(make_job(2, ids, max_tokens=6)))
+    assert prefill.details == []
+    entries = [entry for details in split.details for entry in details.logprobs]
+    assert [entry.token for entry in entries] == split.ids == without.ids
+    assert all(len(entry.top) == 3 for entry in entries)
+    assert all(entry.top[0] == (entry.token, entry.logprob) for entry in entries)
+    assert split.details == alone_.details
+    assert without.details == []
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_tokens_show_only_where_asked_for(folder, skip):
+    """A special token that the model says is text only without skip_special_tokens."""
+    ids = tokens_of(folder, "[[say]]a<|im_start|>b[[/say]]")
+    answer = over_a_transfer(ids, saying(folder), skip_special_tokens=skip)
+    assert answer.text == ("ab" if skip else "a<|im_start|>b")
