@@ -14,7 +14,7 @@ ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test judge-sglang parity bench-path sim chaos soak cancels lock generate clean
+.PHONY: help setup setup-dev run check test judge-sglang parity bench-path sim chaos fuzz-edge soak cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -53,6 +53,9 @@ sim: setup-dev ## Run the simulator on SEEDS seeds.
 
 chaos: setup-dev ## Kill, stop and part real processes under load for MINUTES (10), from SEED.
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+fuzz-edge: setup-dev ## Send CASES (20000) made-up requests to the REST edge, from SEED.
+	@$(BIN)/python -m tests.fuzz --cases $(or $(CASES),20000) $(if $(SEED),--seed $(SEED))
 
 soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscriptions grow.
 	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)

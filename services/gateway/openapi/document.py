@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -21,6 +20,7 @@ from services.gateway.openapi.parts import (
 
 __all__ = ["openapi_document"]
 
+_DONE = "[DONE]"
 _VERSION = "3.1.0"
 _TEMPLATE = "#/components/schemas/{name}"
 _ABOUT = (
@@ -128,11 +128,19 @@ def _parameters(operation: Operation) -> Iterator[Json]:
         yield {"$ref": f"#/components/parameters/{name}"}
 
 
-def _stream(operation: Operation, names: dict[type, str]) -> dict[str, Any]:
-    """Return what is said of a stream: text for tools, and the data of its events for people."""
+def _stream(operation: Operation, names: dict[type, str]) -> Json:
+    """Return the schema of one event of a stream."""
     kinds = [reference(names[kind]) for kind in operation.events]
-    return {
+    data: Json = {
         "type": "string",
-        "description": "Server-sent events; the data of each is one of `x-event-data`.",
-        "x-event-data": kinds,
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [*kinds, reference(names[ErrorBody])]},
+    }
+    if operation.done:
+        data = {"anyOf": [data, {"const": _DONE}]}
+    return {
+        "type": "object",
+        "description": "One of the server-sent events; the last one may be an error.",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": data},
     }

@@ -63,6 +63,7 @@ class Operation:
     Args:
         name: the operation's id.
         events: types of the data of a stream's events; empty where there is no stream.
+        done: whether a whole stream ends with `[DONE]`.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Operation:
     errors: frozenset[ErrorCode]
     body: Body | None = None
     events: tuple[type[msgspec.Struct], ...] = ()
+    done: bool = False
 
 
 OPERATIONS = (
@@ -85,6 +87,7 @@ OPERATIONS = (
         errors=GENERATING,
         body=Body(ChatRequest, CHAT_FIELDS),
         events=(ChatChunk,),
+        done=True,
     ),
     Operation(
         path="/v1/responses",
