@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from proto.openai.api import Answer, Body
-from proto.openai.chat import MAX_MESSAGES, Message
+from proto.openai.chat import MAX_MESSAGES, Effort
+from proto.openai.messages import Message
+from proto.openai.tools import MAX_TOOLS, Tool
 
 __all__ = ["MAX_IDS", "DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized"]
 
@@ -28,6 +30,11 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     """A conversation instead of a prompt."""
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the tokenizer puts around a text; not with messages."""
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=32)] | None = None
+    reasoning_effort: Effort | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class Tokenized(Answer, frozen=True, kw_only=True):

@@ -46,10 +46,15 @@ class _Open:
 
 
 class ResponseFrames:
-    """Implements `Frames` for one answer; there is only one choice."""
+    """Implements `Frames` for one answer; there is only one choice.
 
-    def __init__(self, wording: Wording) -> None:
+    Args:
+        one_call: whether only the first call is given.
+    """
+
+    def __init__(self, wording: Wording, *, one_call: bool = False) -> None:
         self._wording = wording
+        self._one_call = one_call
         self._number = 0
         self._items: list[Item] = []
         self._item: _Open | None = None
@@ -78,7 +83,8 @@ class ResponseFrames:
         if delta.text:
             found += self._text(delta.text)
         for piece in details.calls if details is not None else ():
-            found += self._call(piece)
+            if not (self._one_call and piece.index):
+                found += self._call(piece)
         return found
 
     def finish(self, index: int, reason: FinishReason) -> bytes:

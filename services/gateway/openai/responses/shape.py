@@ -23,20 +23,30 @@ class ResponseShape:
 
     request: ResponseRequest
 
+    @property
+    def one_call(self) -> bool:
+        """Whether only the first call is given."""
+        return self.request.parallel_tool_calls is False
+
     def frames(self, head: Head) -> ResponseFrames:
         """Return the events of a streamed answer."""
-        return ResponseFrames(Wording(self.request, head))
+        return ResponseFrames(Wording(self.request, head), one_call=self.one_call)
 
     def whole(self, head: Head, said: Sequence[Said], usage: Usage) -> ResponseBody:
         """Return an answer in one piece."""
         wording = Wording(self.request, head)
         (only,) = said
-        return wording.ended(_items(wording, only), only.ended, usage)
+        most = 1 if self.one_call else None
+        return wording.ended(_items(wording, only, most), only.ended, usage)
 
 
-def _items(wording: Wording, said: Said) -> list[Item]:
-    """Return what was said in the order in which it is streamed; only the last item may be cut."""
-    calls = [said.calls[index] for index in sorted(said.calls)]
+def _items(wording: Wording, said: Said, most: int | None) -> list[Item]:
+    """Return what was said in the order in which it is streamed; only the last item may be cut.
+
+    Args:
+        most: so many calls are given; None for all.
+    """
+    calls = [said.calls[index] for index in sorted(said.calls)][:most]
     speaks = bool(said.text) or not (said.reasoning or calls)
     count = bool(said.reasoning) + speaks + len(calls)
     cut: ItemStatus = "incomplete" if said.ended is FinishReason.LENGTH else "completed"

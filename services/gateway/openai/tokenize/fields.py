@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from services.gateway.openai.fields import FieldTable, done, no_effect
+from services.gateway.openai.fields import FieldTable, done
 
 __all__ = ["DETOKENIZE_FIELDS", "TOKENIZE_FIELDS"]
 
-_ON, _OFF = True, False
 _MODEL = "one of `/v1/models`; may be left out where there is only one"
 
 TOKENIZE_FIELDS = FieldTable(
@@ -16,9 +15,13 @@ TOKENIZE_FIELDS = FieldTable(
             "prompt": "a text; this or `messages`",
             "messages": "as for chat; the model's template writes the prompt",
             "add_special_tokens": "of a prompt; default true, as for `/v1/completions`",
+            "tools": "as for chat, with `messages`",
+            "chat_template_kwargs": "as for chat, with `messages`",
+            "reasoning_effort": "as for chat, with `messages`",
+            "add_generation_prompt": "as for chat, with `messages`; default true",
+            "continue_final_message": "as for chat, with `messages`",
         }
     ),
-    (no_effect("add_generation_prompt", "`true`", _ON),),
 )
 
 DETOKENIZE_FIELDS = FieldTable(

@@ -11,10 +11,21 @@ from libs.text import ModelText
 from libs.text.tokenizer import pack_ids, unpack_ids
 from proto.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from services.gateway.openai.bodies import BodyReader, invalid
-from services.gateway.openai.prompts import render_chat
+from services.gateway.openai.prompts import (
+    Setting,
+    check_messages,
+    render_chat,
+    template_values,
+)
 from services.gateway.openai.tokenize.fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from services.gateway.openai.tools import choose
 
 __all__ = ["Detokenizing", "Model", "Tokenizing"]
+
+_WITH_MESSAGES = (
+    *("tools", "chat_template_kwargs", "reasoning_effort"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +55,30 @@ class Tokenizing:
         request = self._reader.read(body)
         if (request.prompt is None) is (request.messages is None):
             raise invalid("prompt", "either this or 'messages' is expected.")
-        if request.messages is not None and request.add_special_tokens:
-            raise invalid("add_special_tokens", "the template of messages writes them.")
+        if request.messages is not None:
+            if request.add_special_tokens:
+                raise invalid("add_special_tokens", "the template of messages writes them.")
+            check_messages(request.messages)
+        else:
+            for name in _WITH_MESSAGES:
+                if getattr(request, name) is not None:
+                    raise invalid(name, "it is only allowed with 'messages'.")
         return request
 
     def answer(self, request: TokenizeRequest, model: Model) -> msgspec.Struct:
         """Return the tokens; takes long for long texts.
 
         Raises:
-            PdbusError: the model's template does not accept the messages.
+            PdbusError: a tool is not valid, or the model's template does not accept the messages.
         """
         prompt = request.prompt
         if prompt is None:
-            messages = request.messages or []
-            prompt = render_chat(model.text, messages, unix_ms=self._clock.unix_ms())
+            prompt = render_chat(
+                model.text,
+                request.messages or [],
+                unix_ms=self._clock.unix_ms(),
+                setting=_setting(request, model.text),
+            )
         special = request.prompt is not None and request.add_special_tokens is not False
         tokens = unpack_ids(model.text.tokenizer.encode(prompt, add_special=special))
         return Tokenized(
@@ -97,3 +118,12 @@ class Detokenizing:
         skip = bool(request.skip_special_tokens)
         text = model.text.tokenizer.decode(pack_ids(request.tokens), skip_special=skip)
         return Detokenized(model=model.name, text=text, prompt=text)
+
+
+def _setting(request: TokenizeRequest, text: ModelText) -> Setting:
+    return Setting(
+        tools=choose(request.tools, None, parallel=True).shown,
+        values=template_values(text, request.chat_template_kwargs, request.reasoning_effort),
+        ask=request.add_generation_prompt is not False,
+        go_on=bool(request.continue_final_message),
+    )

@@ -151,6 +151,15 @@ async def test_reasoning_text_and_calls_are_items(rig: Rig):
     assert done == streamed
 
 
+async def test_only_the_first_call_is_given_where_one_is_wanted(rig: Rig):
+    """Without parallel calls, all calls but the first are left out, whole and streamed."""
+    rig.calls.script = FULL
+    whole = (await ask(rig, parallel_tool_calls=False)).json["output"]
+    assert [item.get("call_id") for item in whole] == [None, None, "call_a"]
+    last = events(await ask(rig, stream=True, parallel_tool_calls=False))[-1]["response"]
+    assert [item.get("call_id") for item in last["output"]] == [None, None, "call_a"]
+
+
 async def test_each_delta_belongs_to_the_open_item(rig: Rig):
     """Deltas name the item that was added last and is not done yet."""
     rig.calls.script = FULL

@@ -66,6 +66,13 @@ async def test_long_texts_do_not_hold_up_the_loop(rig: Rig):
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "king"}]}, "messages[0].role"),
         ("/tokenize", {"prompt": "x", "bogus": 1}, "bogus"),
+        ("/tokenize", {"prompt": "x", "tools": []}, "tools"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
