@@ -1,7 +1,7 @@
 """Makes right what a description by fields cannot say: that fields depend on each other.
 
-Cases that are right by the description are still refused for what they have together, and most are.
-With this done to three of four, the rest of the gateway is reached too.
+Cases that are right by the description are mostly refused for what they have together.
+With this done to most, the rest of the gateway is reached too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def mended(path: str, body: Any, model: str) -> Any:
         body["messages"] = [_message(one) for one in body["messages"]]
     if path == "/tokenize":
         _tokenize(body)
+    elif path == "/v1/completions":
+        _completion(body)
     elif path == "/detokenize":
         body["tokens"] = [token % 200 for token in body["tokens"]]
     elif path == "/v1/responses" and isinstance(body["input"], list):
@@ -60,12 +62,24 @@ def _item(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
+def _completion(body: dict[str, Any]) -> None:
+    body.pop("best_of", None)
+    prompt = body["prompt"]
+    if isinstance(prompt, list):
+        texts = [one for one in prompt if isinstance(one, str)]
+        ids = [one % 200 for one in prompt if isinstance(one, int)]
+        body["prompt"] = texts or ids or "x"
+    else:
+        body["prompt"] = prompt or "x"
+
+
 def _tokenize(body: dict[str, Any]) -> None:
     if body.get("messages"):
         body.pop("prompt", None)
         body.pop("add_special_tokens", None)
     else:
-        body.pop("messages", None)
+        for name in set(body) - {"model", "prompt", "add_special_tokens"}:
+            body.pop(name)
         body["prompt"] = body.get("prompt") or "x"
 
 
