@@ -29,14 +29,8 @@ def mended(path: str, body: Any, model: str) -> Any:
         body.pop("tools", None)
     if body.get("messages"):
         body["messages"] = [_message(one) for one in body["messages"]]
-    if path == "/tokenize":
-        _tokenize(body)
-    elif path == "/v1/completions":
-        _completion(body)
-    elif path == "/detokenize":
-        body["tokens"] = [token % 200 for token in body["tokens"]]
-    elif path == "/v1/responses" and isinstance(body["input"], list):
-        body["input"] = [{"role": "user", "content": "x"}, *map(_item, body["input"])]
+    if path in _BY_PATH:
+        _BY_PATH[path](body)
     return body
 
 
@@ -92,3 +86,20 @@ def _whole(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _whole(item) for key, item in value.items()}
     return value
+
+
+def _detokenize(body: dict[str, Any]) -> None:
+    body["tokens"] = [token % 200 for token in body["tokens"]]
+
+
+def _response(body: dict[str, Any]) -> None:
+    if isinstance(body["input"], list):
+        body["input"] = [{"role": "user", "content": "x"}, *map(_item, body["input"])]
+
+
+_BY_PATH = {
+    "/v1/completions": _completion,
+    "/v1/responses": _response,
+    "/tokenize": _tokenize,
+    "/detokenize": _detokenize,
+}

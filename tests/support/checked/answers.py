@@ -21,7 +21,7 @@ _WHOLE = {
     _RESPONSES: "Response",
     "/v1/models": "ListModelsResponse",
 }
-_CHUNK = {_CHAT: "CreateChatCompletionStreamResponse", _TEXT: "CreateCompletionResponse"}
+_CHUNK = {_CHAT: "CreateChatCompletionStreamResponse", _TEXT: spec.TEXT_CHUNK}
 _DONE = "[DONE]"
 _LAST = {"response.completed", "response.incomplete", "response.failed", "error"}
 _OK, _BAD = 200, 400

@@ -18,9 +18,10 @@ import yaml
 
 from tests.support.reference import TRACES
 
-__all__ = ["EVENTS", "SPEC", "available", "event_schema", "validator"]
+__all__ = ["EVENTS", "SPEC", "TEXT_CHUNK", "available", "event_schema", "validator"]
 
 SPEC = TRACES / "openai_openapi.yaml"
+TEXT_CHUNK = "CompletionChunk"
 EVENTS = "ResponseStreamEvent"
 """The schema of all events that `/v1/responses` streams."""
 
@@ -35,7 +36,7 @@ _NEEDED = (
     EVENTS,
 )
 _KEPT = Path(__file__).resolve().parents[3] / ".pytest_cache"
-_FORM = "2"
+_FORM = "3"
 """Changes with what is made of the description."""
 
 
@@ -76,12 +77,25 @@ def _schemas() -> dict[str, Any]:
         if name not in found:
             found[name] = _plain(every[name])
             waiting += _references(found[name])
+    found[TEXT_CHUNK] = _text_chunk(found["CreateCompletionResponse"])
     kept.parent.mkdir(exist_ok=True)
     # Several workers may do this at once.
     part = kept.with_suffix(f".{id(found)}.part")
     part.write_text(json.dumps(found), encoding="utf-8")
     part.replace(kept)
     return found
+
+
+def _text_chunk(whole: Any) -> Any:
+    """Return the schema of a chunk of `/v1/completions`, for which OpenAI writes none.
+
+    It is that of a whole answer, but only the last chunk of a choice tells why it ended.
+    """
+    made = json.loads(json.dumps(whole))
+    choice = made["properties"]["choices"]["items"]["properties"]
+    choice["finish_reason"] = {"anyOf": [choice["finish_reason"], {"type": "null"}]}
+    made["properties"]["usage"] = {"anyOf": [made["properties"]["usage"], {"type": "null"}]}
+    return made
 
 
 def _plain(node: Any) -> Any:
