@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from proto.base import Message
 from proto.errors import ErrorCode
-from proto.ids import RequestId
+from proto.ids import Nonce, RequestId
 from proto.output import Details
 from proto.workers import Role
 
@@ -20,6 +20,7 @@ __all__ = [
     "FinishReason",
     "HoldCall",
     "StillHere",
+    "StreamBatch",
     "StreamMessage",
     "TokenChunk",
 ]
@@ -98,3 +99,14 @@ class CallState(Message, frozen=True, kw_only=True):
 
 
 StreamMessage = TokenChunk | StillHere | AttemptFailed
+
+
+class StreamBatch(Message, frozen=True, kw_only=True, array_like=True, tag="b"):
+    """What one worker has to say to one gateway at one time, of several attempts.
+
+    A step of an engine gives a token to each running request: one message a step costs a fraction
+    of one a token. It is lost as a whole; each attempt closes its own gap.
+    """
+
+    items: tuple[tuple[Nonce, StreamMessage], ...]
+    """Each for the attempt that listens under the nonce."""

@@ -29,6 +29,7 @@ __all__ = [
     "gateway",
     "heartbeat",
     "template",
+    "token_batches",
     "tokens",
     "tokens_of_gateway",
     "worker",
@@ -65,6 +66,11 @@ def gateway(instance: InstanceId, incarnation: Incarnation, verb: str) -> str:
 def tokens(gateway: InstanceId, incarnation: Incarnation, nonce: Nonce) -> str:
     """Return the token subject of one attempt."""
     return f"{PREFIX}.tokens.{gateway}.{incarnation}.{nonce}"
+
+
+def token_batches(gateway: InstanceId, incarnation: Incarnation) -> str:
+    """Return where a gateway receives what belongs to several attempts; a nonce is never so."""
+    return f"{PREFIX}.tokens.{gateway}.{incarnation}.batch"
 
 
 def tokens_of_gateway(gateway: InstanceId, incarnation: Incarnation) -> str:

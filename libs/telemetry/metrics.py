@@ -6,6 +6,7 @@ The instruments come from OpenTelemetry's process-wide provider, which does noth
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 
@@ -29,8 +30,8 @@ _SCOPE = "pdbus"
 
 
 def count(name: Counter, value: float = 1, **labels: Label) -> None:
-    """Add to a counter."""
-    _counter(name).add(value, labels)
+    """Add to a counter. Costs little: the sums are asked for when metrics are collected."""
+    _counter(name).add(tuple(labels.items()), value)
 
 
 def observe(name: Histogram, value: float, **labels: Label) -> None:
@@ -79,10 +80,36 @@ def make_meter_provider(resource: Resource) -> MeterProvider:
 # its process-wide provider would otherwise be asked for on each call.
 
 
+class _Totals:
+    """The sums of one counter by labels, for any thread."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[tuple[str, Label], ...], float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, labels: tuple[tuple[str, Label], ...], value: float) -> None:
+        with self._lock:
+            self._sums[labels] = self._sums.get(labels, 0) + value
+
+    def collect(self, _options: CallbackOptions) -> Iterable[Observation]:
+        with self._lock:
+            sums = tuple(self._sums.items())
+        # Call sites may name the same labels in another order.
+        merged: dict[frozenset[tuple[str, Label]], float] = {}
+        for labels, value in sums:
+            key = frozenset(labels)
+            merged[key] = merged.get(key, 0) + value
+        return [Observation(value, dict(key)) for key, value in merged.items()]
+
+
 @cache
-def _counter(spec: Counter) -> metrics.Counter:
+def _counter(spec: Counter) -> _Totals:
     _check(spec)
-    return metrics.get_meter(_SCOPE).create_counter(spec.name, spec.unit, spec.text)
+    totals = _Totals()
+    metrics.get_meter(_SCOPE).create_observable_counter(
+        spec.name, [totals.collect], spec.unit, spec.text
+    )
+    return totals
 
 
 @cache

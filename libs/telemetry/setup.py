@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from libs.telemetry import names
 from libs.telemetry.logs import setup_logs
 from libs.telemetry.metrics import gauge, make_meter_provider
+from libs.telemetry.quiet import QuietTracerProvider
 from libs.telemetry.traces import make_tracer_provider, otlp_enabled
 
 __all__ = ["FLUSH_TIMEOUT_S", "Telemetry", "setup_telemetry"]
@@ -31,7 +32,7 @@ _SELF_METRICS = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"
 class Telemetry:
     """What a process has set up."""
 
-    tracer_provider: TracerProvider
+    tracer_provider: TracerProvider | QuietTracerProvider
     meter_provider: MeterProvider
 
     def shutdown(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:

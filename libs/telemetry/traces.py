@@ -21,6 +21,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind, Status, 
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.telemetry.attributes import ERROR_TYPE
+from libs.telemetry.quiet import QuietTracerProvider
 from proto.errors import ErrorCode, PdbusError
 
 __all__ = [
@@ -60,7 +61,7 @@ def span(
     A failure sets the status and `error.type` (the code of a `PdbusError`, else the class name);
     its text is not recorded, because it may hold text of a request.
     """
-    tracer = trace.get_tracer(_SCOPE)
+    tracer = _tracer()
     with tracer.start_as_current_span(
         name,
         kind=kind,
@@ -84,7 +85,7 @@ def record_span(
     error_type: str | None = None,
 ) -> None:
     """Record a stage that is over as a child of the current span; times are Unix milliseconds."""
-    tracer = trace.get_tracer(_SCOPE)
+    tracer = _tracer()
     stage = tracer.start_span(name, attributes=attributes, start_time=_to_ns(start_ms))
     if error_type is not None:
         _mark(stage, error_type)
@@ -107,7 +108,7 @@ def linked_root(
     context = (
         trace.set_span_in_context(NonRecordingSpan(origin), Context()) if silent else Context()
     )
-    tracer = trace.get_tracer(_SCOPE)
+    tracer = _tracer()
     with tracer.start_as_current_span(
         name,
         context=context,
@@ -166,26 +167,35 @@ def otlp_enabled(signal: str) -> bool:
     return any(os.environ.get(name) for name in variables)
 
 
-def make_tracer_provider(resource: Resource) -> TracerProvider:
+def make_tracer_provider(resource: Resource) -> TracerProvider | QuietTracerProvider:
     """Return a provider that makes ids for every trace, and exports them where OTLP is set up.
 
     The queue of finished spans is bounded; an unreachable collector costs spans, never requests.
     """
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    if otlp_enabled("TRACES"):
-        # The exporter brings an HTTP client: it is loaded only where it is used.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-            OTLPSpanExporter,
-        )
+    if not otlp_enabled("TRACES"):
+        return QuietTracerProvider()
+    # The exporter brings an HTTP client: it is loaded only where it is used.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        OTLPSpanExporter,
+    )
 
-        provider.add_span_processor(
-            BatchSpanProcessor(
-                OTLPSpanExporter(),
-                max_queue_size=_unless_set("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SPANS),
-                schedule_delay_millis=_unless_set("OTEL_BSP_SCHEDULE_DELAY", _EXPORT_EVERY_MS),
-            )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(
+        BatchSpanProcessor(
+            OTLPSpanExporter(),
+            max_queue_size=_unless_set("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SPANS),
+            schedule_delay_millis=_unless_set("OTEL_BSP_SCHEDULE_DELAY", _EXPORT_EVERY_MS),
         )
+    )
     return provider
+
+
+def _tracer() -> trace.Tracer:
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, QuietTracerProvider):
+        # The general way looks at warnings and schemas each time.
+        return provider.get_tracer()
+    return trace.get_tracer(_SCOPE)
 
 
 def _unless_set(variable: str, value: int) -> int | None:

@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
-from libs.bus.api import Bus, BusDown
+from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
-from libs.telemetry import count, names
-from libs.worker.attempt import Attempt
+from libs.lifecycle.tasks import Tasks
+from libs.telemetry import count, get_logger, names
+from libs.worker.attempt import Attempt, subject_of
+from proto import subjects
+from proto.base import Message
 from proto.errors import ErrorCode
 from proto.events import EventKind
-from proto.gateway import AttemptFailed, StreamMessage
+from proto.gateway import AttemptFailed, StreamBatch, StreamMessage
+from proto.ids import Incarnation
+from proto.prefill import ReplyTo
 from proto.workers import Role
 
 __all__ = ["Speaker"]
 
 
-class Speaker:
-    """Publishes stream messages, at most once: what is lost is asked for again by replay."""
+_MOST_ITEMS = 256
 
-    def __init__(self, *, bus: Bus, chronicle: Chronicle, role: Role) -> None:
+Said = tuple[ReplyTo, StreamMessage]
+
+
+class Speaker:
+    """Publishes stream messages, at most once: what is lost is asked for again by replay.
+
+    What is said within one turn of the loop leaves together: one message a gateway.
+    """
+
+    def __init__(self, *, bus: Bus, chronicle: Chronicle, role: Role, tasks: Tasks) -> None:
         self._bus = bus
         self._chronicle = chronicle
         self._role = role
+        self._tasks = tasks
+        self._said: list[Said] = []
+        self._leaving = False
 
-    async def say(self, attempt: Attempt, message: StreamMessage) -> None:
+    def say(self, attempt: Attempt, message: StreamMessage) -> None:
         """Tell all who follow an attempt."""
-        for subject in attempt.subjects():
-            await self.tell(subject, message)
+        for reply in attempt.listeners.values():
+            self.tell(reply, message)
 
-    async def tell(self, subject: str, message: StreamMessage) -> None:
+    def tell(self, reply: ReplyTo, message: StreamMessage) -> None:
         """Tell one who follows."""
+        self._said.append((reply, message))
+        if not self._leaving:
+            self._leaving = True
+            self._tasks.spawn(self._leave(), name="speak")
+
+    async def _leave(self) -> None:
+        try:
+            while self._said:
+                said, self._said = self._said, []
+                for part in _by_gateway(said):
+                    await self._send(part)
+        finally:
+            self._leaving = False
+
+    async def _send(self, said: list[Said]) -> None:
+        """Send what goes to one gateway, in order."""
+        if len(said) == 1:
+            await self._publish(subject_of(said[0][0]), said[0][1])
+            return
+        first = said[0][0]
+        subject = subjects.token_batches(first.gateway, first.incarnation)
+        for start in range(0, len(said), _MOST_ITEMS):
+            part = said[start : start + _MOST_ITEMS]
+            batch = StreamBatch(items=tuple((reply.nonce, message) for reply, message in part))
+            try:
+                await self._publish(subject, batch)
+            except TooLarge:
+                for reply, message in part:
+                    await self._publish(subject_of(reply), message)
+
+    async def _publish(self, subject: str, message: Message) -> None:
         try:
             await self._bus.publish(subject, message)
         except BusDown:
             count(names.STREAM_UNSENT, role=str(self._role))
+        except TooLarge as error:
+            if isinstance(message, StreamBatch):
+                raise
+            # Whoever follows sees a gap that no replay can close.
+            count(names.STREAM_UNSENT, role=str(self._role))
+            get_logger().error("message too large to be said", error=str(error))
 
-    async def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
+    def fail(self, attempt: Attempt, code: ErrorCode, detail: str) -> None:
         """Tell that the attempt is over."""
         if code is ErrorCode.CANCELLED and attempt.aborted is None:
             # Nobody ordered it: the other side has given up the transfer.
@@ -51,4 +104,11 @@ class Speaker:
             )
         message = AttemptFailed(attempt=attempt.number, role=self._role, code=code, detail=detail)
         attempt.log.append(message)
-        await self.say(attempt, message)
+        self.say(attempt, message)
+
+
+def _by_gateway(said: list[Said]) -> list[list[Said]]:
+    parts: dict[Incarnation, list[Said]] = {}
+    for one in said:
+        parts.setdefault(one[0].incarnation, []).append(one)
+    return list(parts.values())

@@ -81,7 +81,7 @@ class Worker:
         self.role = role
         self.instance = instance
         self.chronicle = Chronicle(bus=bus, clock=clock, instance=instance)
-        self.speaker = Speaker(bus=bus, chronicle=self.chronicle, role=role)
+        self.speaker = Speaker(bus=bus, chronicle=self.chronicle, role=role, tasks=tasks)
         self.attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.tombstones = Tombstones()
         self.verbs: Sequence[Verb] = ()
@@ -343,7 +343,7 @@ class Worker:
             why = attempt.aborted or "finished"
         except EngineDead as error:
             why = "engine gone"
-            await self.speaker.fail(attempt, self._lost, str(error))
+            self.speaker.fail(attempt, self._lost, str(error))
         finally:
             attempt.over = True
             beat.cancel()
@@ -356,9 +356,9 @@ class Worker:
             orphaned = self._gateways.orphaned(attempt, self.clock.monotonic())
             if orphaned and attempt.aborted is None:
                 reason = "no gateway follows any more"
-                await self.speaker.fail(attempt, self._lost, reason)
+                self.speaker.fail(attempt, self._lost, reason)
                 await self.abort(attempt.rid, attempt.number, reason)
-            await self.speaker.say(
+            self.speaker.say(
                 attempt,
                 StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),
             )
@@ -380,7 +380,7 @@ class Worker:
 
     async def _abort_all(self) -> None:
         for attempt in [a for a in self.attempts.values() if not a.over]:
-            await self.speaker.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
+            self.speaker.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
             attempt.aborted = "drained"
             await self._abort_job(attempt)
         if not await self._settled(_STOP_S):

@@ -12,7 +12,7 @@ from libs.clock.api import Clock
 from libs.engine import EngineFactory
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names, traceparent
-from libs.worker import Attempt, Verb, Worker, subject_of
+from libs.worker import Attempt, Verb, Worker
 from proto.control import Started
 from proto.decode import DecodeStart, Replay, Replayed, Reserve
 from proto.errors import ErrorCode, PdbusError
@@ -115,9 +115,8 @@ class DecodeService:
             if not isinstance(m, TokenChunk) or m.finish or m.offset + m.count > ask.offset
         ]
         attempt.listen(ask.reply)
-        subject = subject_of(ask.reply)
         for message in again:
-            await self.worker.speaker.tell(subject, message)
+            self.worker.speaker.tell(ask.reply, message)
         return Replayed(chunks=len(again), first=attempt.offset)
 
     async def _run(self, attempt: Attempt, start: DecodeStart) -> None:
@@ -181,7 +180,7 @@ class DecodeService:
         attempt.produced += chunk.count
         attempt.log.append(chunk)
         count(names.DECODE_TOKENS, chunk.count)
-        await self.worker.speaker.say(attempt, chunk)
+        self.worker.speaker.say(attempt, chunk)
 
     async def _finish(
         self, attempt: Attempt, start: DecodeStart, done: JobFinished, first_ms: float | None
@@ -202,7 +201,7 @@ class DecodeService:
             details=_last_details(done),
         )
         attempt.log.append(chunk)
-        await self.worker.speaker.say(attempt, chunk)
+        self.worker.speaker.say(attempt, chunk)
         tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
 
     async def _break(self, attempt: Attempt, failed: JobFailed, first_ms: float | None) -> None:
@@ -218,7 +217,7 @@ class DecodeService:
                 moved_bytes=moved.moved_bytes,
                 expected_bytes=moved.expected_bytes,
             )
-        await self.worker.speaker.fail(attempt, failed.code, failed.detail)
+        self.worker.speaker.fail(attempt, failed.code, failed.detail)
 
 
 def _last_details(done: JobFinished) -> Details | None:

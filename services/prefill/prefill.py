@@ -97,7 +97,7 @@ class PrefillService:
                 attempt.quiet = True
                 done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True)
                 attempt.log.append(done)
-                await worker.speaker.say(attempt, done)
+                worker.speaker.say(attempt, done)
             elif isinstance(output, JobFailed):
                 attempt.quiet = True
                 worker.chronicle.cut(
@@ -107,7 +107,7 @@ class PrefillService:
                     attempt.started_ms,
                     output.code,
                 )
-                await worker.speaker.fail(attempt, output.code, output.detail)
+                worker.speaker.fail(attempt, output.code, output.detail)
 
     def _tell(self, attempt: Attempt, done: JobFinished) -> None:
         chronicle = self.worker.chronicle

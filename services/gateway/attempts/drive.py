@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 import msgspec
@@ -113,7 +112,7 @@ class Attempts:
         raise PdbusError(ErrorCode.INTERNAL, "too many attempts")
 
     def ended(self, last: TokenChunk) -> Outcome:
-        """Return the outcome of an answer that was followed to its end before it became ours."""
+        """Return the outcome of an answer that was followed to its end."""
         if last.finish is None:
             raise PdbusError(ErrorCode.INTERNAL, "that chunk ends nothing")
         return self._outcome(last, last.finish)
@@ -154,6 +153,7 @@ class Attempts:
             placement=placement,
             assembler=self._assembler,
             reply=reply,
+            emit=self._take,
             joined=joined is not None,
         )
         ports.mailroom.open(nonce, follower.deliver)
@@ -168,23 +168,16 @@ class Attempts:
                     offset=self._assembler.next,
                 )
             self._started()
-            return await self._follow(follower)
+            return self.ended(await follower.run())
         finally:
             ports.mailroom.shut(nonce)
 
-    async def _follow(self, follower: Follower) -> Outcome:
-        async with aclosing(follower.chunks()) as chunks:
-            async for chunk in chunks:
-                self._ids += chunk.ids
-                self._text.append(chunk.text)
-                if chunk.offset == 0 and chunk.count:
-                    self._ports.chronicle.fact(
-                        EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt
-                    )
-                self._emit(chunk)
-                if chunk.finish is not None:
-                    return self._outcome(chunk, chunk.finish)
-        raise PdbusError(ErrorCode.INTERNAL, "the stream ended without an end")
+    def _take(self, chunk: TokenChunk) -> None:
+        self._ids += chunk.ids
+        self._text.append(chunk.text)
+        if chunk.offset == 0 and chunk.count:
+            self._ports.chronicle.fact(EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt)
+        self._emit(chunk)
 
     def _outcome(self, chunk: TokenChunk, finish: FinishReason) -> Outcome:
         usage = Usage(

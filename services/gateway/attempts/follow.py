@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 
 from libs.bus.api import Bus, BusDown, NoResponders, RequestTimeout
 from libs.clock.api import Clock
@@ -39,7 +39,15 @@ _MOST_REPLAYS = 40
 
 
 class Follower:
-    """One attempt as its gateway sees it."""
+    """One attempt as its gateway sees it.
+
+    Chunks are handed on where they arrive, within the call that delivers them: a task that wakes
+    for each token would cost more than all else that is done for it. The task that runs the
+    follower wakes for what is no plain token.
+
+    Args:
+        emit: takes each chunk of the answer, in order and once; must return at once.
+    """
 
     def __init__(  # noqa: PLR0913 - the ports and the attempt
         self,
@@ -50,6 +58,7 @@ class Follower:
         placement: Placement,
         assembler: Assembler,
         reply: ReplyTo,
+        emit: Callable[[TokenChunk], None],
         joined: bool = False,
     ) -> None:
         self._bus = bus
@@ -57,7 +66,12 @@ class Follower:
         self._call = call
         self._placement = placement
         self._assembler = assembler
+        self._emit = emit
+        self._running = False
+        self._last: TokenChunk | None = None
+        self._broken: PdbusError | None = None
         self._inbox: deque[StreamMessage] = deque()
+        """What came before the follower ran."""
         self._arrived = asyncio.Event()
         now = clock.monotonic()
         self._decode_heard_s = now
@@ -74,36 +88,45 @@ class Follower:
         self._replays = 0
 
     def deliver(self, message: StreamMessage) -> None:
-        """Take a message from the mailroom; must return at once."""
-        self._inbox.append(message)
-        self._arrived.set()
+        """Take a message from the mailroom; returns at once."""
+        if not self._running:
+            self._inbox.append(message)
+            return
+        try:
+            for chunk in self._take(message):
+                self._last = chunk
+                self._emit(chunk)
+        except PdbusError as error:
+            self._broken = error
+        if self._broken or self._failed or self._assembler.complete or self._assembler.gap:
+            self._arrived.set()
 
-    async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the chunks in order until the answer is complete.
+    async def run(self) -> TokenChunk:
+        """Follow until the answer is complete, and return its last chunk.
 
         Raises:
             AttemptLost: a side failed or is gone.
             PdbusError: deadline, bus_lost, stream_gap, or a failure that no other attempt mends.
         """
+        self._running = True
         if self._joining:
             await self._replay()
-        while not self._assembler.complete:
-            await self._wait()
-            while self._inbox:
-                for chunk in self._take(self._inbox.popleft()):
-                    yield chunk
+        while self._inbox:
+            self.deliver(self._inbox.popleft())
+        while True:
+            if self._broken is not None:
+                raise self._broken
             self._check_failure()
-            if self._assembler.complete:
-                return
+            if self._assembler.complete and self._last is not None:
+                return self._last
             if self._assembler.gap:
                 await self._replay()
             self._check_deadline()
             await self._check_silence()
+            await self._wait()
 
     async def _wait(self) -> None:
-        if self._inbox:
-            return
-        self._arrived.clear()
+        """Wait for what is no plain token, or until it is time to look at the clocks."""
         left_s = (self._call.deadline_ms - self._clock.unix_ms()) / 1000
         tick_s = _TICK_S if self._failed is None else _ECHO_S
         try:
@@ -111,6 +134,7 @@ class Follower:
                 await self._arrived.wait()
         except TimeoutError:
             return
+        self._arrived.clear()
 
     def _take(self, message: StreamMessage) -> list[TokenChunk]:
         if message.attempt != self._placement.attempt:
@@ -167,6 +191,7 @@ class Follower:
             ErrorCode.PREFILL_LOST: (placement.prefill,),
             ErrorCode.DECODE_LOST: (placement.decode,),
             ErrorCode.KV_TRANSFER_FAILED: (placement.prefill, placement.decode),
+            ErrorCode.TRANSFER_CORRUPT: (placement.prefill, placement.decode),
         }
         teller = placement.prefill if failed.role is Role.PREFILL else placement.decode
         suspects = sides.get(failed.code, (teller,))

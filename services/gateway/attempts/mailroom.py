@@ -7,7 +7,7 @@ from collections.abc import Callable
 from libs.bus.api import Bus, Subscription
 from libs.telemetry import count, names
 from proto import subjects
-from proto.gateway import StreamMessage
+from proto.gateway import StreamBatch, StreamMessage
 from proto.ids import Incarnation, InstanceId, Nonce
 
 __all__ = ["Mailroom"]
@@ -33,7 +33,9 @@ class Mailroom:
 
     async def start(self) -> None:
         """Begin to receive."""
-        self._subscription = await self._bus.subscribe(self._subject, StreamMessage, self._receive)
+        self._subscription = await self._bus.subscribe(
+            self._subject, StreamMessage | StreamBatch, self._receive
+        )
 
     async def close(self) -> None:
         """Stop receiving."""
@@ -49,8 +51,15 @@ class Mailroom:
         """Drop messages for `nonce` from now on."""
         self._boxes.pop(nonce, None)
 
-    def _receive(self, subject: str, message: StreamMessage) -> None:
-        deliver = self._boxes.get(subject.rpartition(".")[2])
+    def _receive(self, subject: str, message: StreamMessage | StreamBatch) -> None:
+        if isinstance(message, StreamBatch):
+            for nonce, part in message.items:
+                self._hand(nonce, part)
+        else:
+            self._hand(subject.rpartition(".")[2], message)
+
+    def _hand(self, nonce: str, message: StreamMessage) -> None:
+        deliver = self._boxes.get(nonce)
         if deliver is None:
             count(names.GATEWAY_STALE)
             return

@@ -28,6 +28,7 @@ _LOST = frozenset(
         ErrorCode.DECODE_LOST,
         ErrorCode.PREFILL_LOST,
         ErrorCode.KV_TRANSFER_FAILED,
+        ErrorCode.TRANSFER_CORRUPT,
         ErrorCode.STREAM_GAP,
         ErrorCode.DRAINING,
     }

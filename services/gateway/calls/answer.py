@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 from proto.errors import PdbusError
 from services.gateway.api import Delta
@@ -18,12 +17,13 @@ class AnswerLog:
         self.deltas: list[Delta] = []
         self.failure: PdbusError | None = None
         self.ended = False
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def add(self, delta: Delta) -> None:
-        """Append some tokens."""
-        self.deltas.append(delta)
-        self._tell()
+        """Append some tokens; nothing comes after the end."""
+        if not self.ended:
+            self.deltas.append(delta)
+            self._tell()
 
     def end(self, failure: PdbusError | None) -> None:
         """Close the log; the first end stands."""
@@ -31,22 +31,21 @@ class AnswerLog:
             self.ended, self.failure = True, failure
             self._tell()
 
-    async def read(self, position: int) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Yield positions and deltas from `position` on, and wait for more until the end.
-
-        Raises:
-            PdbusError: the request failed, after all that came before has been yielded.
-        """
-        while True:
-            while position < len(self.deltas):
-                yield position, self.deltas[position]
-                position += 1
-            if self.failure is not None:
-                raise self.failure
-            if self.ended:
-                return
-            await self._changed.wait()
+    async def changed(self) -> None:
+        """Wait until something was added, or the log has ended."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
 
     def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if not self._waiting:
+            # Readers are busy with what came before.
+            return
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -7,7 +7,6 @@ give the request up; if the owner is gone, it offers to take the request over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing
 
 from libs.bus.api import BusError
 from libs.fleet import DEAD_S, Health
@@ -108,21 +107,21 @@ class Guest:
             placement=placement,
             assembler=self._assembler,
             reply=ReplyTo(gateway=sink.gateway, incarnation=sink.incarnation, nonce=nonce),
+            emit=self._take,
             joined=True,
         )
         ports.mailroom.open(nonce, follower.deliver)
         try:
-            async with aclosing(follower.chunks()) as chunks:
-                async for chunk in chunks:
-                    if chunk.finish is not None:
-                        self.last = chunk
-                    if chunk.count or chunk.text or chunk.details:
-                        self._log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
+            self.last = await follower.run()
         except AttemptLost as lost:
             # Its owner sees the same and acts; the record will tell.
             get_logger().info("joined attempt lost", rid=self._call.rid, code=lost.code)
         finally:
             ports.mailroom.shut(nonce)
+
+    def _take(self, chunk: TokenChunk) -> None:
+        if chunk.count or chunk.text or chunk.details:
+            self._log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
 
     async def _end(self, record: RequestRecord) -> None:
         if record.state is RequestState.CANCELLED:

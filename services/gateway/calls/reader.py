@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 from proto.ids import RequestId
@@ -74,10 +73,16 @@ class Reader:
         Raises:
             PdbusError: the request failed; what was yielded before is all there is.
         """
-        async with aclosing(self._subject.log.read(self._position)) as entries:
-            async for position, delta in entries:
-                self._position = position + 1
-                yield delta
+        log = self._subject.log
+        while True:
+            while self._position < len(log.deltas):
+                self._position += 1
+                yield log.deltas[self._position - 1]
+            if log.failure is not None:
+                raise log.failure
+            if log.ended:
+                return
+            await log.changed()
 
     async def cancel(self, reason: str) -> None:
         """Leave; idempotent, harmless after the end."""

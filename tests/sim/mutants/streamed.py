@@ -17,7 +17,7 @@ from services.gateway.attempts.drive import Attempts
 from services.gateway.attempts.follow import Follower
 from services.gateway.attempts.mailroom import Mailroom
 from services.gateway.attempts.recovery import Budget, Recovery
-from services.gateway.calls.answer import AnswerLog
+from services.gateway.calls.reader import Reader
 from tests.sim.mutants.plant import Mutant, mutant
 
 __all__ = ["STREAMED"]
@@ -80,11 +80,12 @@ def _endless(self: Any, code: Any, **_kwargs: Any) -> str | None:
     return None if code in recovery._LOST else "no"
 
 
-_read = AnswerLog.read
+_deltas = Reader.deltas
 
 
-def _from_now_on(self: Any, position: int) -> Any:
-    return _read(self, position or len(self.deltas))
+def _from_now_on(self: Any) -> Any:
+    self._position = self._position or len(self._subject.log.deltas)
+    return _deltas(self)
 
 
 _handle_replay = DecodeService._handle_replay
@@ -140,7 +141,7 @@ STREAMED: dict[str, Mutant] = {
     "further attempts without end": mutant(
         "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
-    "a late reader misses the beginning": mutant("I1", 0, (AnswerLog, "read", _from_now_on)),
+    "a late reader misses the beginning": mutant("I1", 0, (Reader, "deltas", _from_now_on)),
     "a long gap fails the stream": mutant("I2", 62, (Assembler, "accept", _no_patience)),
     "a guest mixes two attempts": mutant("I1", 164, (Assembler, "begin", _forget_sources)),
     "a lost end is not replayed": mutant(

@@ -58,9 +58,9 @@ def _become_quietly(self: Any, state: Any, reason: str) -> None:
 _fail = Speaker.fail
 
 
-async def _say_nothing_of_aborts(self: Any, attempt: Any, code: Any, detail: str) -> None:
+def _say_nothing_of_aborts(self: Any, attempt: Any, code: Any, detail: str) -> None:
     if code is not ErrorCode.CANCELLED or attempt.aborted is None:
-        await _fail(self, attempt, code, detail)
+        _fail(self, attempt, code, detail)
 
 
 _settled = Worker._settled

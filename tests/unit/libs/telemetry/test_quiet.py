@@ -1,0 +1,75 @@
+"""Processes that export nothing: ids and contexts as ever, and no records."""
+
+from __future__ import annotations
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from libs.telemetry.quiet import QuietTracerProvider
+from libs.telemetry.traces import make_tracer_provider
+
+CALLER = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+
+
+def current() -> str | None:
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def test_it_is_used_where_nothing_is_exported(monkeypatch):
+    """Without an OTLP endpoint spans cost next to nothing; with one they are recorded."""
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    provider = make_tracer_provider(Resource({}))
+    assert isinstance(provider, QuietTracerProvider)
+    provider.shutdown()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    provider = make_tracer_provider(Resource({}))
+    assert not isinstance(provider, QuietTracerProvider)
+    provider.shutdown()
+
+
+def test_a_root_has_an_id_and_its_children_share_it():
+    """A request without a caller's context has one trace, sampled, and the block ends it."""
+    tracer = QuietTracerProvider().get_tracer("any")
+    assert current() is None
+    with tracer.start_as_current_span("outer", attributes={"a": 1}) as outer:
+        outer.set_attribute("b", 2)
+        seen = current()
+        assert seen is not None
+        assert seen.endswith("-01")
+        with tracer.start_as_current_span("inner") as inner:
+            assert inner.get_span_context() == outer.get_span_context()
+            assert current() == seen
+        assert current() == seen
+        made = tracer.start_span("stage", start_time=1)
+        assert made.get_span_context() == outer.get_span_context()
+        made.end(2)
+    assert current() is None
+
+
+def test_a_callers_context_is_passed_on_as_it_came():
+    """Ids, flags and all: processes that export see their caller's span as the parent."""
+    tracer = QuietTracerProvider().get_tracer("any")
+    extract = TraceContextTextMapPropagator().extract
+    for given in (CALLER, CALLER[:-2] + "00"):
+        token = otel_context.attach(extract({"traceparent": given}))
+        with tracer.start_as_current_span("work"):
+            assert current() == given
+        assert current() == given
+        otel_context.detach(token)
+
+
+def test_a_context_may_be_given():
+    """A span in another context than the current one leaves the current one alone."""
+    tracer = QuietTracerProvider().get_tracer("any")
+    other = TraceContextTextMapPropagator().extract({"traceparent": CALLER})
+    with (
+        tracer.start_as_current_span("outer") as outer,
+        tracer.start_as_current_span("other", context=other),
+    ):
+        assert current() == CALLER
+        assert trace.get_current_span().get_span_context() != outer.get_span_context()
