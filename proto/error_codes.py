@@ -41,6 +41,7 @@ class ErrorCode(StrEnum):
     DECODE_LOST = "decode_lost"
     GATEWAY_LOST = "gateway_lost"
     KV_TRANSFER_FAILED = "kv_transfer_failed"
+    TRANSFER_CORRUPT = "transfer_corrupt"
     STREAM_GAP = "stream_gap"
     DEADLINE = "deadline"
     SLOW_CLIENT = "slow_client"

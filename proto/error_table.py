@@ -293,6 +293,16 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
             attempt=True,
         ),
         _row(
+            _C.TRANSFER_CORRUPT,
+            502,
+            _SERVER,
+            _S.TRANSFER,
+            _B.GATEWAY,
+            "The KV that arrived is not what was sent.",
+            retry=True,
+            attempt=True,
+        ),
+        _row(
             _C.STREAM_GAP,
             502,
             _SERVER,

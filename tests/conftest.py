@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+# Every chunk of KV that a worker of a test sends has a checksum.
+os.environ.setdefault("PDBUS_PREFILL_KV_CHECKSUM_EVERY", "1")
 
 ROOMS = ("proto", "libs", "services")
 """Code that must never block an event loop."""

@@ -39,6 +39,7 @@ _ATTRIBUTES: dict[str, str] = {
     "moved_bytes": attributes.KV_BYTES,
     "expected_bytes": attributes.KV_EXPECTED_BYTES,
     "chunks": attributes.KV_CHUNKS,
+    "retries": attributes.KV_RETRIES,
     "queue_s": attributes.KV_QUEUE_S,
     "wire_s": attributes.KV_WIRE_S,
     "copy_s": attributes.KV_COPY_S,

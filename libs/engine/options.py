@@ -46,6 +46,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     interface: str | None = None
     """Network device for the TCP lane; None lets UCX choose."""
     chunk_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
+    checksum_every: Annotated[int, Meta(ge=0)] = 8
+    """One chunk of so many has a checksum; 0 for none."""
     credits: Annotated[int, Meta(ge=1)] = 4
     connect_timeout_s: float = 5.0
     want_timeout_s: float = 60.0

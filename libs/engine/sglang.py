@@ -161,6 +161,8 @@ class SglangEngine:
         # Kills and waits for whatever of its tree is left.
         await self._loop.run_in_executor(None, self._started.engine.shutdown)
         self._started.link.close()
+        if self._started.guides is not None:
+            self._started.guides.close()
 
     def _refusal(self, job: Job) -> JobFailed | None:
         if job.job in self._live:
@@ -178,13 +180,17 @@ class SglangEngine:
 
     async def _drive(self, live: LiveJob) -> None:
         try:
+            if problem := await self._guide_problem(live.job):
+                live.fail(ErrorCode.INVALID_VALUE, problem)
+                return
             if live.cancelled:
                 live.fail(ErrorCode.CANCELLED, "aborted")
                 return
             marks = self._started.parsers.wants_marks(live.job)
             request = self._started.request_class(**request_of(live.job, marks=marks))
             async for item in self._manager.generate_request(request, None):
-                if item["meta_info"]["finish_reason"] is not None:
+                if item["meta_info"]["finish_reason"] is not None or not live.moved:
+                    # Nothing is said of KV whose bytes were not counted.
                     self._started.link.drain()
                 if live.take(item):
                     return
@@ -196,6 +202,14 @@ class SglangEngine:
             self._live.pop(live.job.job, None)
             self._rooms.pop(live.job.room, None)
             live.ended.set()
+
+    async def _guide_problem(self, job: Job) -> str:
+        guide, check = job.sampling.guide, self._started.guides
+        if guide is None:
+            return ""
+        if check is None:
+            return "this engine takes no guides"
+        return await check.problem(guide)
 
     def _send_abort(self, job: JobId) -> None:
         state = self._manager.rid_to_state.get(job)
@@ -218,8 +232,9 @@ class SglangEngine:
 
     def _room_closed(self, message: RoomClosed) -> None:
         live = self._rooms.get(message.room)
-        if live is not None:
-            live.room_closed(message, time.monotonic())
+        if live is not None and not live.room_closed(message, time.monotonic()):
+            self._send_abort(live.job.job)
+            self._spawn(self._abort_again(live), f"abort {live.job.job}")
 
     def _child_died(self, pid: int) -> None:
         self._die(f"SGLang's process {pid} died")

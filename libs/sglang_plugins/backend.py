@@ -227,6 +227,7 @@ def _open_plane(
             required=options.required,
             interface=options.interface,
             chunk_bytes=options.chunk_bytes,
+            checksum_every=options.checksum_every,
             credits=options.credits,
             connect_timeout_s=options.connect_timeout_s,
             want_timeout_s=options.want_timeout_s,

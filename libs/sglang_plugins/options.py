@@ -38,6 +38,7 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     required: tuple[Lane, ...] = ()
     interface: str | None = None
     chunk_bytes: int = 4 << 20
+    checksum_every: int = 8
     credits: int = 4
     connect_timeout_s: float = 5.0
     want_timeout_s: float = 60.0

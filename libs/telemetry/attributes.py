@@ -28,6 +28,7 @@ __all__ = [
     "KV_EXPECTED_BYTES",
     "KV_LANE",
     "KV_QUEUE_S",
+    "KV_RETRIES",
     "KV_TOKENS",
     "KV_WIRE_S",
     "LEASE_AGE_S",
@@ -108,6 +109,7 @@ KV_LANE = "pdbus.kv.lane"
 KV_WIRE_S = "pdbus.kv.wire_s"
 KV_COPY_S = "pdbus.kv.copy_s"
 KV_QUEUE_S = "pdbus.kv.queue_s"
+KV_RETRIES = "pdbus.kv.retries"
 LEASE_AGE_S = "pdbus.lease.age_s"
 LEASE_SIDE = "pdbus.lease.side"
 RECLAIM_OUTCOME = "pdbus.reclaim.outcome"

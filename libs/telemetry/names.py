@@ -239,12 +239,28 @@ KV_TOTAL_TOKENS = Gauge("pdbus.kv.total_tokens", "", "KV tokens of the pool.", (
 KV_TRANSFER_SECONDS = Histogram(
     "pdbus.kv.transfer", "s", "Time from the ask until the pages were usable.", ("lane",), FAST
 )
+KV_TRANSFER_QUEUE_SECONDS = Histogram(
+    "pdbus.kv.transfer_queue", "s", "Time from the ask until bytes could move.", ("lane",), FAST
+)
+KV_TRANSFER_WIRE_SECONDS = Histogram(
+    "pdbus.kv.transfer_wire", "s", "Time from the first chunk to the last one.", ("lane",), FAST
+)
+KV_TRANSFER_COPY_SECONDS = Histogram(
+    "pdbus.kv.transfer_copy", "s", "Time of copies from or into pages.", ("role", "lane"), FAST
+)
+KV_TRANSFER_CHUNKS = Counter("pdbus.kv.transfer_chunks", "{chunk}", "Chunks moved.", ("lane",))
+KV_TRANSFER_RETRIES = Counter(
+    "pdbus.kv.transfer_retries", "{transfer}", "Transfers of requests that had one before."
+)
+KV_EXPECTED_BYTES = Counter(
+    "pdbus.kv.expected_bytes", "By", "KV bytes that transfers should have moved.", ("role", "lane")
+)
 KV_TRANSFER_BYTES = Counter("pdbus.kv.transfer_bytes", "By", "KV bytes moved.", ("role", "lane"))
 KV_TRANSFERS = Counter(
     "pdbus.kv.transfers", "{transfer}", "Transfers that ended.", ("role", "lane")
 )
 KV_TRANSFER_FAILURES = Counter(
-    "pdbus.kv.transfer_failures", "{transfer}", "Transfers that failed.", ("role", "reason")
+    "pdbus.kv.transfer_failures", "{transfer}", "Transfers that failed.", ("lane", "reason")
 )
 KV_INFLIGHT_TRANSFERS = Gauge(
     "pdbus.kv.inflight_transfers", "", "Transfers that are open now.", ("role",)
@@ -253,7 +269,7 @@ KV_DROPPED_CHUNKS = Gauge(
     "pdbus.kv.dropped_chunks", "", "Chunks for rooms unknown or closed, since start.", ("role",)
 )
 KV_BYTE_MISMATCHES = Counter(
-    "pdbus.kv.byte_mismatches", "{transfer}", "Transfers whose moved and expected bytes differ."
+    "pdbus.kv.byte_mismatches", "{transfer}", "Transfers that moved more or less than expected."
 )
 KV_PAIRS = Gauge(
     "pdbus.kv.pairs", "", "Ways to prefill engines, by the last probe.", ("state", "lane")

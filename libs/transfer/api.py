@@ -100,6 +100,8 @@ class PlaneSettings:
     interface: str | None = None
     """Network device for the TCP lane; None lets UCX choose."""
     chunk_bytes: int = 2 << 20
+    checksum_every: int = 8
+    """One chunk of so many has a checksum: 1 for all of them, 0 for none."""
     credits: int = 4
     """Slabs that decode grants to each prefill peer."""
     connect_timeout_s: float = 5.0
@@ -130,6 +132,8 @@ class PlaneStats:
     dropped_chunks: int = 0
     """Chunks for unknown or closed rooms."""
     refused_peers: int = 0
+    corrupt_rooms: int = 0
+    """Rooms whose bytes were not what was sent, or not as many."""
     bytes_sent: int = 0
     bytes_received: int = 0
     by_lane: dict[str, int] = field(default_factory=dict[str, int])

@@ -149,6 +149,7 @@ class UcxPlane:
             asker=asker,
             pushed=self._on_pushed,
             aborted=self._on_offer_aborted,
+            checksum_every=self._settings.checksum_every,
         )
         self._loop.post(partial(self._prefill.offer, offer))
         if self._closed:

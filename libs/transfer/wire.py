@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from libs.transfer.checksum import digest_of
 from proto.base import Message, ProtocolError, decode, encode
 from proto.errors import ErrorCode
 from proto.ids import Room
@@ -48,6 +49,7 @@ __all__ = [
     "Welcome",
     "WireLayout",
     "data_tag",
+    "is_intact",
     "pack",
     "seal_chunk",
     "unpack",
@@ -78,7 +80,10 @@ _DATA_TAG = 2 << 56
 _MAGIC = 0x70644B56
 _FACTS = struct.Struct("<IIQIIIIQQQ")
 _U32 = struct.Struct("<I")
+_DIGEST_AT = HEADER_BYTES - _U32.size
+"""Where the checksum over the payload stands in a header."""
 _LAST = 1
+_CHECKED = 2
 
 
 class WireLayout(Message, frozen=True, kw_only=True):
@@ -199,6 +204,8 @@ class ChunkHeader:
     """From the push (or the match, if later) of these pages to their departure."""
     sent_ns: int
     """The sender's monotonic clock at departure."""
+    checked: bool = False
+    """Whether a checksum over the payload comes with it."""
 
 
 def data_tag(slot: int) -> int:
@@ -238,7 +245,7 @@ def seal_chunk(header: ChunkHeader, slab: Bytes) -> int:
     """Write header and seal around the payload that lies in `slab`; return the message's length."""
     facts = _FACTS.pack(
         _MAGIC,
-        _LAST if header.last else 0,
+        (_LAST if header.last else 0) | (_CHECKED if header.checked else 0),
         header.room,
         header.sequence,
         header.first_page,
@@ -254,6 +261,8 @@ def seal_chunk(header: ChunkHeader, slab: Bytes) -> int:
     _U32.pack_into(view, _FACTS.size, check)
     end = HEADER_BYTES + header.payload
     _U32.pack_into(view, end, check)
+    if header.checked:
+        _U32.pack_into(view, _DIGEST_AT, digest_of(slab[HEADER_BYTES:end]))
     return end + SEAL_BYTES
 
 
@@ -278,8 +287,17 @@ def unseal_chunk(slab: Bytes) -> ChunkHeader:
         payload=facts[7],
         waited_us=facts[8],
         sent_ns=facts[9],
+        checked=bool(facts[1] & _CHECKED),
     )
     end = HEADER_BYTES + header.payload
     if end + SEAL_BYTES > len(view) or _U32.unpack_from(view, end)[0] != check:
         raise ProtocolError("chunk without its end")
     return header
+
+
+def is_intact(header: ChunkHeader, slab: Bytes) -> bool:
+    """Return whether the payload in `slab` is what was sealed; True if nobody can tell."""
+    if not header.checked:
+        return True
+    (digest,) = _U32.unpack_from(slab.data, _DIGEST_AT)
+    return digest == digest_of(slab[HEADER_BYTES : HEADER_BYTES + header.payload])

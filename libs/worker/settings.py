@@ -52,6 +52,8 @@ class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
     """Network device for KV over TCP."""
     kv_chunk_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
     """Most bytes of KV in one message."""
+    kv_checksum_every: Annotated[int, Meta(ge=0)] = 8
+    """One message of so many has a checksum that its receiver compares: 1 for all, 0 for none."""
     engine_args: dict[str, Any] = {}
     """Further arguments for SGLang, by its own names."""
     script: ScriptOptions = ScriptOptions()
@@ -100,6 +102,7 @@ def engine_factory(
             required=settings.lane_policy.required,
             interface=settings.kv_interface,
             chunk_bytes=settings.kv_chunk_bytes,
+            checksum_every=settings.kv_checksum_every,
             log_path=str(logs / f"{instance}.engine.log"),
             tool_parser=parsers[0],
             reasoning_parser=parsers[1],

@@ -25,7 +25,7 @@ from proto.pairs import ANY_LANE, LanePolicy, PairsRequest
 from proto.workers import Role
 from services.decode.claim import claim
 from services.decode.slots import Slots
-from services.decode.stages import tell_cut, tell_stages
+from services.decode.stages import tell_broken_transfer, tell_cut, tell_stages
 
 __all__ = ["DecodeService"]
 
@@ -208,15 +208,8 @@ class DecodeService:
         attempt.quiet = True
         tell_cut(self.worker.chronicle, attempt, failed.code, first_ms)
         moved = failed.transfer
-        short = moved is not None and moved.moved_bytes != moved.expected_bytes
-        if moved is not None and short and attempt.aborted is None:
-            get_logger().warning(
-                "kv transfer failed",
-                rid=attempt.rid,
-                lane=moved.lane,
-                moved_bytes=moved.moved_bytes,
-                expected_bytes=moved.expected_bytes,
-            )
+        if moved is not None and moved.moved_bytes != moved.expected_bytes and not attempt.aborted:
+            tell_broken_transfer(self.worker.chronicle, attempt, failed.code, moved)
         self.worker.speaker.fail(attempt, failed.code, failed.detail)
 
 

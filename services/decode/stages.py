@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from libs.chronicle import Chronicle
-from libs.telemetry import count, names, observe
+from libs.chronicle import Chronicle, Fact
+from libs.telemetry import count, get_logger, names, observe
 from libs.worker import Attempt
 from proto.decode import DecodeStart
 from proto.errors import ErrorCode
 from proto.events import EventKind
 from proto.host import JobFinished
-from proto.kv import Lane
+from proto.kv import Lane, TransferReport
 
-__all__ = ["tell_cut", "tell_stages"]
+__all__ = ["tell_broken_transfer", "tell_cut", "tell_stages"]
 
 
 def tell_stages(
@@ -75,6 +75,21 @@ def _tell_prefill(chronicle: Chronicle, attempt: Attempt, done: JobFinished) -> 
     )
 
 
+def tell_broken_transfer(
+    chronicle: Chronicle, attempt: Attempt, code: ErrorCode, report: TransferReport
+) -> None:
+    """Tell of a transfer that ended early, or moved what it should not have."""
+    lane = str(report.lane)
+    count(names.KV_TRANSFER_FAILURES, lane=lane, reason=str(code))
+    count(names.KV_TRANSFER_BYTES, report.moved_bytes, role="decode", lane=lane)
+    if code is ErrorCode.TRANSFER_CORRUPT:
+        count(names.KV_BYTE_MISMATCHES)
+    began_ms = chronicle.now_ms() - report.total_s * 1000
+    facts = _transfer_facts(attempt, report)
+    chronicle.cut(EventKind.STAGE_TRANSFER, attempt.rid, attempt.number, began_ms, code, **facts)
+    get_logger().warning("kv transfer failed", rid=attempt.rid, code=str(code), **facts)
+
+
 def _tell_transfer(
     chronicle: Chronicle, attempt: Attempt, done: JobFinished, usable_ms: float
 ) -> None:
@@ -83,20 +98,35 @@ def _tell_transfer(
         return
     moving_s = max(0.0, report.total_s - report.queue_s)
     lane = str(report.lane)
+    count(names.KV_TRANSFERS, role="decode", lane=lane)
     count(names.KV_TRANSFER_BYTES, report.moved_bytes, role="decode", lane=lane)
+    count(names.KV_EXPECTED_BYTES, report.expected_bytes, role="decode", lane=lane)
+    count(names.KV_TRANSFER_CHUNKS, report.chunks, lane=lane)
+    if attempt.number:
+        count(names.KV_TRANSFER_RETRIES)
     observe(names.KV_TRANSFER_SECONDS, moving_s, lane=lane)
+    observe(names.KV_TRANSFER_QUEUE_SECONDS, report.queue_s, lane=lane)
+    observe(names.KV_TRANSFER_WIRE_SECONDS, report.wire_s, lane=lane)
+    observe(names.KV_TRANSFER_COPY_SECONDS, report.copy_s, role="decode", lane=lane)
     chronicle.stage(
         EventKind.STAGE_TRANSFER,
         attempt.rid,
         attempt.number,
         usable_ms - moving_s * 1000,
         usable_ms,
-        lane=lane,
-        expected_bytes=report.expected_bytes,
-        moved_bytes=report.moved_bytes,
-        tokens=report.tokens,
-        chunks=report.chunks,
-        queue_s=round(report.queue_s, 6),
-        wire_s=round(report.wire_s, 6),
-        copy_s=round(report.copy_s, 6),
+        **_transfer_facts(attempt, report),
     )
+
+
+def _transfer_facts(attempt: Attempt, report: TransferReport) -> dict[str, Fact]:
+    return {
+        "lane": str(report.lane),
+        "expected_bytes": report.expected_bytes,
+        "moved_bytes": report.moved_bytes,
+        "tokens": report.tokens,
+        "chunks": report.chunks,
+        "retries": attempt.number,
+        "queue_s": round(report.queue_s, 6),
+        "wire_s": round(report.wire_s, 6),
+        "copy_s": round(report.copy_s, 6),
+    }

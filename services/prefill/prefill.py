@@ -8,7 +8,7 @@ from libs.bus.api import Bus
 from libs.clock.api import Clock
 from libs.engine import EngineFactory
 from libs.lifecycle.tasks import Tasks
-from libs.telemetry import count, names, traceparent
+from libs.telemetry import count, names, observe, traceparent
 from libs.worker import Attempt, Verb, Worker
 from proto.control import Started
 from proto.errors import ErrorCode, PdbusError
@@ -132,7 +132,15 @@ class PrefillService:
             cached_tokens=done.cached_tokens,
             chunks=sent.chunks if sent else 0,
             bytes=sent.moved_bytes if sent else 0,
+            lane=str(sent.lane) if sent else "",
+            copy_s=round(sent.copy_s, 6) if sent else 0.0,
         )
+        if sent is not None:
+            lane = str(sent.lane)
+            count(names.KV_TRANSFERS, role="prefill", lane=lane)
+            count(names.KV_TRANSFER_BYTES, sent.moved_bytes, role="prefill", lane=lane)
+            count(names.KV_EXPECTED_BYTES, sent.expected_bytes, role="prefill", lane=lane)
+            observe(names.KV_TRANSFER_COPY_SECONDS, sent.copy_s, role="prefill", lane=lane)
 
 
 def _check_fits(start: PrefillStart, ready: EngineReady) -> None:

@@ -100,7 +100,13 @@ class LooseStack:
 
     # Life
 
-    def start(self, name: str, *arguments: str, nats: str | None = None) -> None:
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        nats: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a process, and do not wait for it; `arguments` are more options of the service."""
         role = name.rpartition("-")[0]
         self._starts[name] = self._starts.get(name, 0) + 1
@@ -122,7 +128,7 @@ class LooseStack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._env},
+                env={**os.environ, **self._env, **(env or {})},
             )
 
     def signal(self, name: str, number: int) -> None:

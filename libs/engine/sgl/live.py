@@ -37,6 +37,8 @@ class LiveJob:
         self.job = job
         self.stream = stream
         self.cancelled = False
+        self.corrupt = ""
+        """What is wrong with the bytes that were moved: nothing made of them is an answer."""
         self.ended = asyncio.Event()
         self._card = card
         self._row_bytes = row_bytes
@@ -44,10 +46,19 @@ class LiveJob:
         self._closed: RoomClosed | None = None
         self._closed_after_s = 0.0
 
-    def room_closed(self, message: RoomClosed, now: float) -> None:
-        """Keep how the job's transfer ended."""
+    @property
+    def moved(self) -> bool:
+        """Whether it is known how the job's transfer ended, if it has one."""
+        return self._closed is not None or self.job.kind is JobKind.AGGREGATED
+
+    def room_closed(self, message: RoomClosed, now: float) -> bool:
+        """Keep how the job's transfer ended; return False if it moved what it should not have."""
         self._closed = message
         self._closed_after_s = now - self._arrived
+        report = self._report()
+        if message.code is None and report and report.moved_bytes != report.expected_bytes:
+            self.corrupt = f"{report.moved_bytes} bytes moved, {report.expected_bytes} expected"
+        return not self.corrupt
 
     def take(self, item: dict[str, Any]) -> bool:
         """Pass on one item of SGLang; return whether it was the last."""
@@ -56,7 +67,8 @@ class LiveJob:
         ending = finish_of(reason) if reason is not None else None
         failed = isinstance(ending, tuple)
         # An aborted item repeats no tokens; what prefill sampled, decode has from its peer.
-        if self.job.kind is not JobKind.PREFILL and item["output_ids"] and not failed:
+        speaks = self.job.kind is not JobKind.PREFILL and not failed and not self.corrupt
+        if speaks and item["output_ids"]:
             self.stream.push(
                 JobTokens(
                     job=self.job.job,
@@ -67,8 +79,10 @@ class LiveJob:
             )
         if ending is None:
             return False
-        if isinstance(ending, FinishReason):
+        if isinstance(ending, FinishReason) and not self.corrupt:
             self._finish(ending, meta)
+        elif isinstance(ending, FinishReason):
+            self.fail(ErrorCode.TRANSFER_CORRUPT, self.corrupt)
         else:
             self.fail(*ending)
         return True
@@ -78,6 +92,8 @@ class LiveJob:
         closed = self._closed
         if self.cancelled:
             code, detail = ErrorCode.CANCELLED, "aborted"
+        elif self.corrupt:
+            code, detail = ErrorCode.TRANSFER_CORRUPT, self.corrupt
         elif closed is not None and closed.code is not None:
             code, detail = closed.code, closed.detail
         elif code is ErrorCode.CANCELLED:
@@ -116,5 +132,7 @@ class LiveJob:
         tokens = len(self.job.input_ids) // 4
         size = self._card.page_size
         whole = -(-tokens // size) * size
-        expected = whole * self._card.kv_bytes_per_token + self._row_bytes
+        # What decode held already is not moved: the plane counts the pages that were asked for.
+        asked = min(whole, report.tokens) if report.tokens else whole
+        expected = asked * self._card.kv_bytes_per_token + self._row_bytes
         return msgspec.structs.replace(report, tokens=tokens, expected_bytes=expected)

@@ -24,6 +24,7 @@ from libs.engine.sgl.arguments import (
     trace_target,
 )
 from libs.engine.sgl.card import compat_facts, make_card, model_hashes
+from libs.engine.sgl.guides import GuideCheck
 from libs.engine.sgl.leftovers import free_port, remove_dead_segments
 from libs.engine.sgl.link import BackendLink
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
@@ -51,6 +52,8 @@ class Started:
     max_request_tokens: int
     request_class: Any
     parsers: Parsers
+    guides: GuideCheck | None
+    """None where there can be no guides."""
     features: tuple[Feature, ...]
     refusals: tuple[type[Exception], ...]
     """What SGLang raises for a request that it does not take."""
@@ -92,6 +95,7 @@ def start(options: HostOptions) -> Started:
     manager = engine.tokenizer_manager
     total = int(info["max_total_num_tokens"])
     parsers = _parsers(options, manager.tokenizer)
+    guides = _guides(arguments)
     return Started(
         engine=engine,
         link=link,
@@ -108,7 +112,8 @@ def start(options: HostOptions) -> Started:
         max_request_tokens=_longest(options.role, info, arguments),
         request_class=importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput,
         parsers=parsers,
-        features=(*_own_features(arguments), *parsers.features),
+        guides=guides,
+        features=(*_own_features(guides), *parsers.features),
         refusals=(ValueError, importlib.import_module("fastapi").HTTPException),
     )
 
@@ -120,10 +125,14 @@ def _parsers(options: HostOptions, tokenizer: Any) -> Parsers:
         raise EngineDead(str(error)) from error
 
 
-def _own_features(arguments: Any) -> tuple[Feature, ...]:
-    if arguments.grammar_backend in (None, "none"):
-        return (Feature.LOGPROBS,)
-    return (Feature.GUIDES, Feature.LOGPROBS)
+def _guides(arguments: Any) -> GuideCheck | None:
+    if arguments.grammar_backend == "none" or arguments.skip_tokenizer_init:
+        return None
+    return GuideCheck(any_whitespace=not arguments.constrained_json_disable_any_whitespace)
+
+
+def _own_features(guides: GuideCheck | None) -> tuple[Feature, ...]:
+    return (Feature.LOGPROBS,) if guides is None else (Feature.GUIDES, Feature.LOGPROBS)
 
 
 def _longest(role: Role, info: dict[str, Any], arguments: Any) -> int:
@@ -148,6 +157,7 @@ def _backend_options(
         required=options.required,
         interface=options.interface,
         chunk_bytes=options.chunk_bytes,
+        checksum_every=options.checksum_every,
         credits=options.credits,
         connect_timeout_s=options.connect_timeout_s,
         want_timeout_s=options.want_timeout_s,

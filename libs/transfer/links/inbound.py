@@ -255,6 +255,8 @@ class Inbound:
         if fetch.state is RoomState.DONE:
             self.rooms.pop(fetch.room, None)
         elif fetch.failure is not None:
+            if fetch.failure.code is ErrorCode.TRANSFER_CORRUPT:
+                self._stats.corrupt_rooms += 1
             self.stop(fetch, fetch.failure)
         self._moved(fetch)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.rooms.tally import FINAL, Tally
-from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want
+from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want, is_intact
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, TransferReport
@@ -133,6 +133,10 @@ class FetchRoom:
             if fault:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
                 return True
+            if not is_intact(header, slab):
+                detail = f"chunk {header.sequence} is not what was sent"
+                self._end(TransferFailure(ErrorCode.TRANSFER_CORRUPT, detail))
+                return True
             self._state = RoomState.MOVING
             self._note(header, arrived, same_clock=same_clock)
             end = self._page + header.pages
@@ -176,7 +180,7 @@ class FetchRoom:
             self._report = self._tally.report(self.room)
             return
         detail = f"{self._tally.moved} bytes moved, {self._tally.expected} were expected"
-        self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
+        self._end(TransferFailure(ErrorCode.TRANSFER_CORRUPT, detail))
 
     def _end(self, failure: TransferFailure) -> bool:
         if self._state in FINAL:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
+from libs.transfer.checksum import is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
@@ -38,6 +39,7 @@ class OfferRoom:
         asker: str = "",
         pushed: Callable[[OfferRoom], None],
         aborted: Callable[[OfferRoom], None],
+        checksum_every: int = 0,
     ) -> None:
         self.room = room
         self.asker = asker
@@ -47,6 +49,7 @@ class OfferRoom:
         self._store = store
         self._pushed = pushed
         self._aborted = aborted
+        self._checksum_every = checksum_every
         self._lock = Lock()
         self._state = RoomState.WAITING
         self._failure: TransferFailure | None = None
@@ -220,6 +223,7 @@ class OfferRoom:
             payload=used + rows,
             waited_us=min(int(max(0.0, now / 1e9 - self._queued_at) * 1e6), 0xFFFFFFFF),
             sent_ns=now,
+            checked=is_checked(self.room, self._tally.chunks, self._checksum_every),
         )
         self._cursor, self._flushed = end, last
         self._tally.copy_s += now / 1e9 - began

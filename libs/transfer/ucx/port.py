@@ -47,7 +47,11 @@ class LaneContext:
             self._context = self.api.UCXContext(options, feature_flags=features)
             info = self._context.info
         except self.api.UCXError as error:
-            raise PdbusError(ErrorCode.LANE_REFUSED, f"lane {lane}: {error}") from error
+            devices = os.environ.get("UCX_NET_DEVICES", "")
+            # A device that is not there is told by UCX to its own log only.
+            said = f" with UCX_NET_DEVICES={devices} in the environment" if devices else ""
+            named = f" with interface {interface}" if interface else said
+            raise PdbusError(ErrorCode.LANE_REFUSED, f"lane {lane}{named}: {error}") from error
         self.resources = tuple("/".join(found) for found in _RESOURCE.findall(info))
         """Transport and device of everything UCX may use here, such as `sysv/memory`."""
         transports = {name.split("/")[0] for name in self.resources} - {"self"}

@@ -26,7 +26,7 @@ class Peer:
     """One engine process with a plane; orders are calls."""
 
     def __init__(self, **config: Any) -> None:
-        settings = {"lanes": ["sysv"], **config.pop("settings", {})}
+        settings = {"lanes": ["sysv"], "checksum_every": 1, **config.pop("settings", {})}
         environment = config.pop("environment", {})
         self._config = {
             "seed": next(_names),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import queue
 import resource
@@ -22,8 +23,18 @@ import numpy as np
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, RoomState
 from libs.transfer.plane import UcxPlane
-from libs.transfer.ucx import LaneContext
-from libs.transfer.wire import CONTROL_MAX, CONTROL_TAG, VERSION, Credit, Hello, WireLayout, pack
+from libs.transfer.ucx import LaneContext, Port
+from libs.transfer.wire import (
+    CONTROL_MAX,
+    CONTROL_TAG,
+    HEADER_BYTES,
+    VERSION,
+    Credit,
+    Hello,
+    WireLayout,
+    data_tag,
+    pack,
+)
 from proto.errors import PdbusError
 from proto.kv import Lane, PeerAddress
 from proto.pairs import PairProbe
@@ -143,6 +154,11 @@ class Process:
         """Count the pages, over all buffers, that hold only this byte."""
         return sum(int(np.all(buffer == value, axis=1).sum()) for buffer in self.pages)
 
+    def paint(self, value: int) -> None:
+        """Fill all pages with one byte."""
+        for buffer in self.pages:
+            buffer[:] = value
+
     def holding(self, value: int) -> int:
         """Count the pages, over all buffers, with a whole cache line of this byte."""
         found = 0
@@ -159,6 +175,18 @@ class Process:
         for buffer in self.rows if row is not None else ():
             found.update(np.ascontiguousarray(buffer[row]))
         return found.hexdigest()
+
+    def corrupt(self, chunks: list[int]) -> None:
+        """From now on change a bit in some of the chunks that leave, counted from here."""
+        count = itertools.count()
+        send = Port.send
+
+        def noisy(port: Port, line: Any, data: Any, tag: int) -> Any:
+            if tag >> 56 == data_tag(0) >> 56 and next(count) in chunks:
+                data[HEADER_BYTES + 5] ^= 1
+            return send(port, line, data, tag)
+
+        Port.send = noisy
 
     def stats(self) -> dict[str, Any]:
         """Return the counters."""

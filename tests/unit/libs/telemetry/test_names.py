@@ -7,7 +7,7 @@ import re
 from libs.telemetry import attributes, names
 from libs.telemetry.kinds import Counter, Gauge, Histogram
 
-UNITS = {"", "s", "By", "1"}
+UNITS = {"", "s", "By", "By/s", "1"}
 BAD_ENDINGS = ("_total", "_counter", "_gauge", "_seconds", "_ms", "_mb", "_percent", "_time")
 ID_LABELS = {"request_id", "rid", "trace_id", "room", "lease", "nonce", "incarnation"}
 

@@ -129,3 +129,25 @@ async def test_an_empty_item_gives_no_chunk():
     assert not live.take(_item([]))
     live.take(_item([3], "c", LENGTH))
     assert [type(output) for output in await _outputs(live)] == [JobTokens, JobFinished]
+
+
+async def test_kv_that_is_short_of_bytes_gives_no_answer():
+    """What the model's shape demands counts: tokens made of less are dropped, the job fails."""
+    live = _live(JobKind.DECODE)
+    short = TransferReport(room=Room(7), lane=Lane.SYSV, expected_bytes=9000, moved_bytes=9000)
+    assert not live.room_closed(RoomClosed(room=Room(7), report=short), 10.5)
+    assert not live.take(_item([1], "a"))
+    assert live.take(_item([2], "b", LENGTH))
+    (failed,) = await _outputs(live)
+    assert isinstance(failed, JobFailed)
+    assert failed.code is ErrorCode.TRANSFER_CORRUPT
+    assert failed.detail == "9000 bytes moved, 9792 expected"
+
+
+def test_a_prefix_that_decode_held_need_not_move():
+    """The plane's count of tokens that were asked for is the measure, not the whole prompt."""
+    live = _live(JobKind.DECODE)
+    rest = TransferReport(
+        room=Room(7), lane=Lane.SYSV, expected_bytes=0, moved_bytes=9792, tokens=16
+    )
+    assert live.room_closed(RoomClosed(room=Room(7), report=rest), 10.5)
