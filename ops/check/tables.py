@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FIELD_TABLES = (
     ("chat", "fields", "CHAT_FIELDS"),
+    ("completions", "fields", "COMPLETION_FIELDS"),
     ("responses", "responses", "FIELDS"),
     ("tokenize", "tokenize", "TOKENIZE_FIELDS"),
     ("detokenize", "tokenize", "DETOKENIZE_FIELDS"),

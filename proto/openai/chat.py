@@ -18,6 +18,7 @@ from proto.openai.drawing import (
     Penalty,
     Priority,
     Repetition,
+    ResponseFormat,
     Salt,
     Seed,
     Stop,
@@ -27,7 +28,6 @@ from proto.openai.drawing import (
     TopK,
     TopP,
 )
-from proto.openai.formats import ResponseFormat
 from proto.openai.logprobs import ChoiceLogprobs
 from proto.openai.messages import Message, TextPart
 from proto.openai.tools import MAX_TOOLS, Tool, ToolChoice

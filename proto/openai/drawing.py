@@ -1,8 +1,8 @@
-"""Types of the fields that say how an answer is drawn; endpoints share them."""
+"""Fields that say how an answer is drawn and what it must match; endpoints share them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -14,11 +14,13 @@ __all__ = [
     "Bias",
     "Chance",
     "Count",
+    "JsonSchemaFormat",
     "Limit",
     "MinP",
     "Penalty",
     "Priority",
     "Repetition",
+    "ResponseFormat",
     "Salt",
     "Seed",
     "Stop",
@@ -60,3 +62,22 @@ class StreamOptions(Body, frozen=True, kw_only=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """No effect: events are never padded."""
+
+
+class JsonSchemaFormat(Body, frozen=True, kw_only=True):
+    """A schema with a name."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Annotated[str, Meta(max_length=65_536)] | None = None
+    schema: dict[str, Any] | None = None
+    """None for any object."""
+    strict: bool | None = None
+    """No effect: answers always match."""
+
+
+class ResponseFormat(Body, frozen=True, kw_only=True):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    """Exactly with the type `json_schema`."""

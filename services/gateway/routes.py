@@ -24,6 +24,7 @@ from services.gateway.edge.health import (
 )
 from services.gateway.openai import (
     ChatApi,
+    CompletionApi,
     Detokenizing,
     EdgeRules,
     Endpoint,
@@ -80,6 +81,7 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     gauge(names.GATEWAY_INFLIGHT, lambda: seat.inflight)
     gauge(names.GATEWAY_QUEUED, lambda: seat.placing)
     chat = Endpoint(ChatApi(), seat)
+    completions = Endpoint(CompletionApi(), seat)
     responses = Endpoint(ResponseApi(), seat)
     tokenize = WordEndpoint(Tokenizing(clock), texts, rules)
     detokenize = WordEndpoint(Detokenizing(), texts, rules)
@@ -89,6 +91,7 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/models", ModelsEndpoint(texts, created=created), methods=["GET"]),
             Route(

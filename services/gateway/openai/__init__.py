@@ -1,6 +1,7 @@
 """The public API in OpenAI's words: what is accepted, and how answers are framed."""
 
 from services.gateway.openai.chat import ChatApi
+from services.gateway.openai.completions import CompletionApi
 from services.gateway.openai.endpoint import Api, Endpoint, Seat
 from services.gateway.openai.models import ModelEndpoint, ModelsEndpoint
 from services.gateway.openai.prompts import ModelDetokenizer, Texts
@@ -12,6 +13,7 @@ __all__ = [
     "Api",
     "CallRules",
     "ChatApi",
+    "CompletionApi",
     "Detokenizing",
     "EdgeRules",
     "Endpoint",

@@ -8,13 +8,14 @@ import msgspec
 
 from proto.errors import ERRORS, ErrorCode
 from proto.openai.chat import ChatCompletion, ChatRequest
+from proto.openai.completions import Completion, CompletionChunk, CompletionRequest
 from proto.openai.models import ModelInfo, ModelList
 from proto.openai.responses.answer import ResponseBody
 from proto.openai.responses.events import EVENTS
 from proto.openai.responses.request import ResponseRequest
 from proto.openai.stream import ChatChunk
 from proto.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from services.gateway.openai.fields import CHAT_FIELDS, FieldTable
+from services.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldTable
 from services.gateway.openai.responses import FIELDS as RESPONSE_FIELDS
 from services.gateway.openai.tokenize.fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
@@ -87,6 +88,28 @@ OPERATIONS = (
         errors=GENERATING,
         body=Body(ChatRequest, CHAT_FIELDS),
         events=(ChatChunk,),
+        done=True,
+    ),
+    Operation(
+        path="/v1/completions",
+        method="post",
+        name="createCompletion",
+        summary="Continue one or more prompts, whole or as a stream.",
+        answer=Completion,
+        errors=GENERATING,
+        body=Body(CompletionRequest, COMPLETION_FIELDS),
+        events=(CompletionChunk,),
+        done=True,
+    ),
+    Operation(
+        path="/v1/completions",
+        method="post",
+        name="createCompletion",
+        summary="Go on with one prompt or several, whole or as a stream.",
+        answer=Completion,
+        errors=GENERATING,
+        body=Body(CompletionRequest, COMPLETION_FIELDS),
+        events=(CompletionChunk,),
         done=True,
     ),
     Operation(

@@ -130,7 +130,7 @@ class _Many:
             finally:
                 for task in tasks:
                     task.cancel()
-                await self._give_up(why() if failure is not self._failure else _SIBLING_FAILED)
+                await self._give_up(why() if self._failure is None else _SIBLING_FAILED)
         if failure is not None:
             raise failure
 

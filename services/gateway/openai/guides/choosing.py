@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proto.openai.formats import ResponseFormat
+from proto.openai.drawing import ResponseFormat
 from proto.sampling import Guide, GuideKind
 from services.gateway.openai.bodies import invalid
 from services.gateway.openai.guides.enforceable import enforceable

@@ -29,8 +29,8 @@ async def encode_prompt(
     if fewest > context_tokens:
         raise PdbusError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"The model's context is {context_tokens} tokens, and the {param} have {fewest} at"
-            " least.",
+            f"The model's context is {context_tokens} tokens, and there are {fewest} at least in"
+            f" the {param}.",
             param=param,
         )
     if len(prompt) <= INLINE_CHARS:

@@ -25,8 +25,8 @@ def max_tokens(
         if room < 1:
             raise PdbusError(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"The model's context is {context_tokens} tokens, and the {param} have"
-                f" {prompt_tokens}.",
+                f"The model's context is {context_tokens} tokens, and there are {prompt_tokens}"
+                f" in the {param}.",
                 param=param,
             )
         return min(room, rules.default_max_tokens)

@@ -16,7 +16,7 @@ from proto.errors import PdbusError
 from proto.gateway import FinishReason
 from proto.ids import Incarnation, InstanceId, Room
 from proto.ledger import Mode, Placement, Usage
-from proto.workers import Role, WorkerRef
+from proto.workers import Feature, Role, WorkerRef
 from services.gateway.api import Call, Delta, Readiness, ServedModel
 from services.gateway.openai import CallRules, EdgeRules, Texts
 from services.gateway.routes import Identity, http_app
@@ -25,6 +25,9 @@ from tests.support.checked.answers import AnswerCheck
 MODEL = "toy"
 CONTEXT = 256
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ABLE = ServedModel(MODEL, 0, features=frozenset(Feature))
+"""The model of workers that can do everything."""
 
 Script = Callable[["ScriptedLive"], AsyncGenerator[Delta, None]]
 
@@ -41,6 +44,23 @@ def words(*texts: str, finish: FinishReason = FinishReason.STOP, cached: int = 0
         for text in texts[:-1]:
             yield Delta(b"\0\0\0\0", text)
         yield Delta(b"\0\0\0\0", texts[-1], finish, usage)
+
+    return script
+
+
+def deltas(*given: Delta, finish: FinishReason = FinishReason.STOP, reasoning: int = 0) -> Script:
+    """Answer with these deltas and a finish."""
+
+    async def script(live: ScriptedLive) -> AsyncGenerator[Delta, None]:
+        for delta in given:
+            yield delta
+        tokens = sum(len(delta.ids) // 4 for delta in given)
+        usage = Usage(
+            prompt_tokens=live.call.prompt_tokens,
+            completion_tokens=tokens,
+            reasoning_tokens=reasoning,
+        )
+        yield Delta(b"", "", finish, usage)
 
     return script
 
@@ -292,6 +312,12 @@ class Rig:
             body = json.dumps(chat_body(**fields) if body is None else body).encode()
         given = {"content-type": "application/json", **(headers or {})}
         return self.visit("POST", CHAT, body, given)
+
+    async def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+        """Return the answer to a completion request; `fields` change the smallest valid body."""
+        body = {"model": MODEL, "prompt": "Once"} | fields
+        given = {"content-type": "application/json", **(headers or {})}
+        return await self.visit("POST", COMPLETIONS, json.dumps(body).encode(), given).run()
 
     async def ask(self, body: Any = None, **fields: Any) -> Reply:
         """Return the answer to a chat request."""
