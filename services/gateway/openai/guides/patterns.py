@@ -15,6 +15,7 @@ _UNIT = re.compile(
 )
 _PLAIN = re.compile(r"\\[\s\S]|\[\^?\]?(?:\\[\s\S]|[^\]\\])*\]")
 """What no parenthesis in it opens or closes: escapes and classes."""
+_TWICE = re.compile(r"[*+?}][*+]|[*+?}]\?[*+?]|\^[*+?{]")
 _GROUPS = frozenset({"(?:", "(?<", "(?P"})
 _ESCAPES = {
     "b": "word boundaries are not supported",
@@ -30,11 +31,16 @@ def fault_of(pattern: str) -> str | None:
     if len(pattern) > MAX_PATTERN_CHARS:
         return f"it is longer than {MAX_PATTERN_CHARS} characters"
     try:
-        jsonschema_rs.meta.validate({"pattern": pattern})
+        jsonschema_rs.Draft202012Validator({"pattern": pattern})
     except jsonschema_rs.ValidationError:
         return "it is not valid, or too large"
-    if not _is_balanced(_PLAIN.sub("", pattern)):
+    plain = _PLAIN.sub("x", pattern)
+    if not _is_balanced(plain):
         return "its groups are not closed"
+    if "^" in plain[1:] or "$" in plain[:-1]:
+        return "anchors are only supported at its ends"
+    if _TWICE.search(plain):
+        return "nothing can be repeated twice in a row"
     return next(filter(None, map(_beyond, _UNIT.finditer(pattern))), None)
 
 
@@ -50,6 +56,8 @@ def _is_balanced(text: str) -> bool:
 def _beyond(unit: re.Match[str]) -> str | None:
     """Return why a part of a pattern cannot become a grammar, or None."""
     escape, group = unit["escape"], unit["group"]
+    if unit["class"] is not None and unit["class"].startswith(("[]", "[^]")):
+        return "an empty class matches nothing"
     if escape is not None:
         if escape.isdigit() and escape != "0":
             return "backreferences are not supported"

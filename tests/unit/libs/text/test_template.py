@@ -155,3 +155,44 @@ def test_optional_facts_of_a_turn_are_absent_unless_given():
     source = "{% for m in messages %}{{ m.name is defined }},{{ m.tool_call_id }};{% endfor %}"
     prompt = render(source, Turn("user", "x"), Turn("tool", "y", name="n", tool_call_id="c1"))
     assert prompt == "False,;True,c1;"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+def test_a_template_sees_tools_and_calls():
+    """Tools are there in OpenAI's form, calls with their arguments as an object."""
+    source = (
+        "{{ tools | tojson }}|{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}={{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+        "|{{ messages[0].reasoning_content }}"
+    )
+    turn = Turn("assistant", "", tool_calls=(CALL,), reasoning_content="Hm")
+    made = ChatTemplate(source, {}).render([turn], unix_ms=0, tools=[TOOL])
+    tools, calls, thought = made.split("|")
+    assert json.loads(tools) == [TOOL]
+    assert (calls, thought) == ('f={"a": 1}', "Hm")
+
+
+def test_without_tools_there_are_none():
+    """A template that asks whether there are tools is told that there are none."""
+    assert render("{{ 'some' if tools else 'none' }}", Turn("user", "x")) == "none"
+
+
+def test_a_template_can_be_given_variables():
+    """Variables reach the template, and cannot take the place of what is known."""
+    source = "{{ enable_thinking }}{{ messages | length }}{{ bos_token }}"
+    made = ChatTemplate(source, {"bos_token": "<s>"})
+    assert made.variables >= {"enable_thinking", "messages", "bos_token"}
+    values = {"enable_thinking": False, "bos_token": "x", "messages": []}
+    assert made.render([Turn("user", "x")], unix_ms=0, values=values) == "False1<s>"
+    assert made.reserved("messages")
+    assert made.reserved("bos_token")
+    assert not made.reserved("enable_thinking")
+
+
+def test_the_next_turn_can_be_left_closed():
+    """Without asking, the prompt ends with the last message."""
+    made = ChatTemplate(CHATML, {}).render([Turn("system", "x")], unix_ms=0, ask=False)
+    assert made == "<|im_start|>system\nx<|im_end|>\n"
