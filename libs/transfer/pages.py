@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import KvLayout, PagePool
+from libs.transfer.reach import ENTRY, Table
 
 __all__ = ["PageStore", "Pages", "as_pages"]
 
@@ -42,6 +43,10 @@ class PageStore:
         self.row_bytes = sum(layout.row_bytes)
         self._pages = _columns("page", pages, layout.page_bytes)
         self._rows = _columns("row", rows, layout.row_bytes)
+        self._page_bases = _bases(self._pages)
+        self._row_bases = _bases(self._rows)
+        self._page_sizes = np.array(layout.page_bytes, np.int64)
+        self._row_sizes = np.array(layout.row_bytes, np.int64)
         self.page_count = min((len(column) for column in self._pages), default=0)
         self.row_count = min((len(column) for column in self._rows), default=0)
 
@@ -70,6 +75,39 @@ class PageStore:
     def scatter_row(self, row: int, slab: Bytes) -> int:
         """Copy the start of `slab` into one row of each auxiliary buffer; return the bytes read."""
         return _scatter(self._rows, self.layout.row_bytes, np.array([row]), slab)
+
+
+    def runs(self, pages: Pages, row: int | None, least: int = 0) -> Table | None:
+        """Return where pages and a row are, in the order in which they are gathered.
+
+        None if the runs have fewer than `least` bytes on average.
+        """
+        parts = [self._page_runs(pages)]
+        if row is not None:
+            parts.append(self._row_runs(row))
+        table = np.concatenate(parts)
+        return table if int(table["length"].sum()) >= least * len(table) else None
+
+    def _page_runs(self, pages: Pages) -> Table:
+        if not len(pages):
+            return np.empty(0, ENTRY)
+        first = np.concatenate(([0], np.flatnonzero(np.diff(pages) != 1) + 1))
+        counts = np.diff(np.append(first, len(pages)))
+        table = np.empty((len(self._page_bases), len(first)), ENTRY)
+        sizes = self._page_sizes[:, None]
+        table["at"] = self._page_bases[:, None] + pages[first][None, :] * sizes
+        table["length"] = counts[None, :] * sizes
+        return table.reshape(-1)
+
+    def _row_runs(self, row: int) -> Table:
+        table = np.empty(len(self._row_bases), ENTRY)
+        table["at"] = self._row_bases + row * self._row_sizes
+        table["length"] = self._row_sizes
+        return table
+
+
+def _bases(columns: list[npt.NDArray[np.void]]) -> npt.NDArray[np.int64]:
+    return np.array([column.ctypes.data for column in columns], np.int64)
 
 
 def _columns(what: str, pool: PagePool, sizes: tuple[int, ...]) -> list[npt.NDArray[np.void]]:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, PlaneStats
+from libs.transfer.environment import excluded_lanes
 from libs.transfer.links import DecodeSide, Parts, PrefillSide
 from libs.transfer.links.door import wire_layout
 from libs.transfer.pages import Pages, PageStore
 from libs.transfer.rooms import FetchRoom, OfferRoom
-from libs.transfer.ucx import LaneContext, Loop, excluded_lanes, host_identity
+from libs.transfer.ucx import LaneContext, Loop, host_identity
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Room
 from proto.kv import PeerAddress, TransferReport

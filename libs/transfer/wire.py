@@ -84,6 +84,8 @@ _DIGEST_AT = HEADER_BYTES - _U32.size
 """Where the checksum over the payload stands in a header."""
 _LAST = 1
 _CHECKED = 2
+_ENTRIES_SHIFT = 8
+_ENTRY_BYTES = 16
 
 
 class WireLayout(Message, frozen=True, kw_only=True):
@@ -122,6 +124,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     worker: _Worker
     pid: _Pid
     """The sender's process, for peers on the same host."""
+    proof: int = 0
+    """On the cma lane: where in the sender's memory the nonce's first 16 digits are, as a word."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -199,13 +203,20 @@ class ChunkHeader:
     last: bool
     row_bytes: int
     payload: int
-    """Bytes between header and seal."""
+    """Bytes of pages and rows."""
     waited_us: int
     """From the push (or the match, if later) of these pages to their departure."""
     sent_ns: int
     """The sender's monotonic clock at departure."""
     checked: bool = False
     """Whether a checksum over the payload comes with it."""
+    entries: int = 0
+    """Where 0, the payload is between header and seal; else so many runs that say where it is."""
+
+    @property
+    def carried(self) -> int:
+        """Bytes between header and seal."""
+        return self.entries * _ENTRY_BYTES if self.entries else self.payload
 
 
 def data_tag(slot: int) -> int:
@@ -241,11 +252,19 @@ def unpack(frame: bytes | bytearray | memoryview) -> Control:
     return decode(view[_U32.size : end], _CONTROL)
 
 
-def seal_chunk(header: ChunkHeader, slab: Bytes) -> int:
-    """Write header and seal around the payload that lies in `slab`; return the message's length."""
+def _flags(header: ChunkHeader) -> int:
+    bits = (_LAST if header.last else 0) | (_CHECKED if header.checked else 0)
+    return bits | header.entries << _ENTRIES_SHIFT
+
+
+def seal_chunk(header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> int:
+    """Write header and seal around what lies in `slab`; return the message's length.
+
+    `payload` is what a checksum is made of where it is not in the slab.
+    """
     facts = _FACTS.pack(
         _MAGIC,
-        (_LAST if header.last else 0) | (_CHECKED if header.checked else 0),
+        _flags(header),
         header.room,
         header.sequence,
         header.first_page,
@@ -259,10 +278,11 @@ def seal_chunk(header: ChunkHeader, slab: Bytes) -> int:
     view = slab.data
     view[: _FACTS.size] = facts
     _U32.pack_into(view, _FACTS.size, check)
-    end = HEADER_BYTES + header.payload
+    end = HEADER_BYTES + header.carried
     _U32.pack_into(view, end, check)
     if header.checked:
-        _U32.pack_into(view, _DIGEST_AT, digest_of(slab[HEADER_BYTES:end]))
+        checked = slab[HEADER_BYTES:end] if payload is None else payload
+        _U32.pack_into(view, _DIGEST_AT, digest_of(checked))
     return end + SEAL_BYTES
 
 
@@ -288,16 +308,22 @@ def unseal_chunk(slab: Bytes) -> ChunkHeader:
         waited_us=facts[8],
         sent_ns=facts[9],
         checked=bool(facts[1] & _CHECKED),
+        entries=facts[1] >> _ENTRIES_SHIFT,
     )
-    end = HEADER_BYTES + header.payload
+    end = HEADER_BYTES + header.carried
     if end + SEAL_BYTES > len(view) or _U32.unpack_from(view, end)[0] != check:
         raise ProtocolError("chunk without its end")
     return header
 
 
-def is_intact(header: ChunkHeader, slab: Bytes) -> bool:
-    """Return whether the payload in `slab` is what was sealed; True if nobody can tell."""
+def is_intact(header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> bool:
+    """Return whether the payload is what was sealed; True if nobody can tell.
+
+    `payload` is given where it is not in the slab.
+    """
     if not header.checked:
         return True
     (digest,) = _U32.unpack_from(slab.data, _DIGEST_AT)
-    return digest == digest_of(slab[HEADER_BYTES : HEADER_BYTES + header.payload])
+    if payload is None:
+        payload = slab[HEADER_BYTES : HEADER_BYTES + header.payload]
+    return digest == digest_of(payload)

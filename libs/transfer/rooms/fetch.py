@@ -17,6 +17,7 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.rooms.tally import FINAL, Tally
+from libs.transfer.reach import ENTRY, peek, pull
 from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want, is_intact
 from proto.errors import ErrorCode
 from proto.ids import Room

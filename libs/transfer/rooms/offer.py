@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -18,14 +19,30 @@ from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.rooms.tally import FINAL, Tally
+from libs.transfer.reach import Lease, Table, table_of
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, TransferReport
 
-__all__ = ["OfferRoom"]
+__all__ = ["Filled", "OfferRoom"]
 
 Bytes = npt.NDArray[np.uint8]
+
+_LEAST_RUN = 8 << 10
+"""Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A chunk that is ready to leave."""
+
+    message: Bytes
+    payload: int
+    """Bytes of pages and rows."""
+    last: bool
+    uses_slab: bool
+    """Whether the slab must stay as it is until decode has taken the chunk."""
 
 
 class OfferRoom:
@@ -63,6 +80,8 @@ class OfferRoom:
         self._row: int | None = None
         self._complete = False
         self._flushed = False
+        self._lease: Lease | None = None
+        """On the cma lane, what tells decode whether pages may still be read."""
         now = time.monotonic()
         self._tally = Tally(asked=now)
         self._queued_at = now
@@ -138,6 +157,8 @@ class OfferRoom:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
                 return False
             self._want, self._cursor = want, want.skip
+            if lane is Lane.CMA:
+                self._lease = Lease(self.room)
             self._state = RoomState.READY
             self._queued_at = self._moved_at = time.monotonic()
             return True
@@ -147,8 +168,10 @@ class OfferRoom:
         """Whether something can be sent now."""
         return self._want is not None and self._state not in FINAL and self._backlog()
 
-    def fill(self, slab: Bytes) -> tuple[int, bool] | None:
-        """Gather the next chunk into `slab`; return its length and whether it is the last one.
+    def fill(self, slab: Bytes) -> Filled | None:
+        """Make the next chunk.
+
+        Its payload is gathered into `slab`; on the cma lane only where it is in small pieces.
 
         None means that there is nothing to send, or that the room has failed meanwhile.
         """
@@ -161,9 +184,9 @@ class OfferRoom:
             if fault:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
                 return None
-            header, used = self._gather(want, slab, began)
+            header, message, uses_slab = self._make(want, slab, began)
             self._note(header, began)
-            return used, header.last
+            return Filled(message, header.payload, last=header.last, uses_slab=uses_slab)
 
     def sent(self, *, last: bool) -> None:
         """Note that a chunk has left the slab."""
@@ -172,6 +195,7 @@ class OfferRoom:
             if last and self._state not in FINAL:
                 self._report = self._tally.report(self.room)
                 self._state = RoomState.DONE
+                self._let_go()
 
     def overdue(self, now: float, want_s: float, transfer_s: float) -> str | None:
         """Return what has taken too long, if anything has."""
@@ -202,32 +226,43 @@ class OfferRoom:
             return "decode asked for a row, none was pushed"
         return None
 
-    def _gather(self, want: Want, slab: Bytes, began: float) -> tuple[ChunkHeader, int]:
+    def _make(self, want: Want, slab: Bytes, began: float) -> tuple[ChunkHeader, Bytes, bool]:
+        """Return header and message of the next chunk, and whether decode needs the slab for it."""
         store, start = self._store, self._start or 0
         room_for = (len(slab) - HEADER_BYTES - SEAL_BYTES - store.row_bytes) // store.page_bytes
         pages = self._pages[self._cursor - start :][:room_for]
         end = self._cursor + len(pages)
         last = self._complete and end >= start + len(self._pages)
-        used = store.gather_pages(pages, slab[HEADER_BYTES:])
-        rows = 0
-        if last and want.row and self._row is not None:
-            rows = store.gather_row(self._row, slab[HEADER_BYTES + used :])
+        row = self._row if last and want.row else None
+        checked = is_checked(self.room, self._tally.chunks, self._checksum_every)
+        runs = None if self._lease is None or checked else store.runs(pages, row, _LEAST_RUN)
+        used = 0
+        if runs is None:
+            used = store.gather_pages(pages, slab[HEADER_BYTES:])
+            if row is not None:
+                used += store.gather_row(row, slab[HEADER_BYTES + used :])
         now = time.monotonic_ns()
+        payload = len(pages) * store.page_bytes + (0 if row is None else store.row_bytes)
         header = ChunkHeader(
             room=self.room,
             sequence=self._tally.chunks,
             first_page=self._cursor,
             pages=len(pages),
             last=last,
-            row_bytes=rows,
-            payload=used + rows,
+            row_bytes=0 if row is None else store.row_bytes,
+            payload=payload,
             waited_us=min(int(max(0.0, now / 1e9 - self._queued_at) * 1e6), 0xFFFFFFFF),
             sent_ns=now,
-            checked=is_checked(self.room, self._tally.chunks, self._checksum_every),
+            checked=checked,
         )
         self._cursor, self._flushed = end, last
         self._tally.copy_s += now / 1e9 - began
-        return header, seal_chunk(header, slab)
+        if self._lease is None:
+            return header, slab[: seal_chunk(header, slab)], True
+        gathered = slab[HEADER_BYTES : HEADER_BYTES + used]
+        if runs is None:
+            runs = table_of(((gathered.ctypes.data, used),))
+        return *_point(header, self._lease, runs, gathered), used > 0
 
     def _note(self, header: ChunkHeader, began: float) -> None:
         tally = self._tally
@@ -244,4 +279,21 @@ class OfferRoom:
         self._failure = failure
         self._report = self._tally.report(self.room)
         self._state = RoomState.FAILED
+        self._let_go()
         return True
+
+    def _let_go(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+
+
+def _point(
+    header: ChunkHeader, lease: Lease, runs: Table, gathered: Bytes
+) -> tuple[ChunkHeader, Bytes]:
+    """Return a chunk that says where its payload is: first the lease, then the runs."""
+    table = np.concatenate((table_of(((lease.address, 8),)), runs))
+    header = replace(header, entries=len(table))
+    message = np.empty(HEADER_BYTES + header.carried + SEAL_BYTES, np.uint8)
+    message[HEADER_BYTES:-SEAL_BYTES] = table.view(np.uint8)
+    seal_chunk(header, message, gathered)
+    return header, message

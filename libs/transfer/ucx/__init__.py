@@ -1,7 +1,7 @@
 """UCX workers, one lane each, driven by events on one thread. Its `port.py` alone knows ucxx."""
 
 from libs.transfer.ucx.channel import Channel
-from libs.transfer.ucx.lanes import SHARED_MEMORY, choose_lane, excluded_lanes, host_identity
+from libs.transfer.ucx.lanes import SHARED_MEMORY, choose_lane, host_identity
 from libs.transfer.ucx.loop import Loop
 from libs.transfer.ucx.port import LaneContext, Line, Operation, Port, TransportError
 
@@ -15,6 +15,5 @@ __all__ = [
     "Port",
     "TransportError",
     "choose_lane",
-    "excluded_lanes",
     "host_identity",
 ]

@@ -8,36 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from proto.errors import ErrorCode, PdbusError
 from proto.kv import Lane, PeerAddress
 
-__all__ = ["SHARED_MEMORY", "choose_lane", "excluded_lanes", "host_identity", "lane_options"]
+__all__ = ["SHARED_MEMORY", "carrier_of", "choose_lane", "host_identity", "lane_options"]
 
-SHARED_MEMORY = frozenset({Lane.SYSV, Lane.POSIX})
+SHARED_MEMORY = frozenset({Lane.CMA, Lane.SYSV, Lane.POSIX})
 """Lanes that reach only processes with the same `PeerAddress.host`."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_ALIASES: dict[str, frozenset[str]] = {
-    "mm": frozenset({"sysv", "posix"}),
-    "sm": frozenset({"sysv", "posix", "cma"}),
-    "shm": frozenset({"sysv", "posix", "cma"}),
-    "ib": frozenset({"rc"}),
-    **{name: frozenset({"rc"}) for name in ("rc_v", "rc_x", "rc_verbs", "rc_mlx5")},
-    "cuda": frozenset({"cuda_ipc"}),
-}
-_TRANSPORTS = frozenset(
-    {
-        *("all", "self", "tl", "tcp", "sm", "shm", "mm", "sysv", "posix", "cma", "xpmem", "knem"),
-        *("ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "gdaki", "gga", "gga_mlx5"),
-        *("ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc", "dc_x", "dc_mlx5", "srd", "efa"),
-        *("ugni", "cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "gdrcopy"),
-        *("rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy", "ze_ipc", "ze_gdr"),
-    }
-)
-"""What `UCX_TLS` may name; UCX itself overlooks a name that it does not know."""
 _COMMON = {
     # Eager always: rendezvous needs lanes without failure detection to be fast.
     "RNDV_THRESH": "inf",
@@ -69,40 +51,20 @@ def lane_options(lane: Lane, interface: str | None) -> dict[str, str]:
         PdbusError: pdbus does not know how to run that lane alone (`lane_refused`).
     """
     if lane in SHARED_MEMORY:
-        return {"TLS": f"{lane},self", **_COMMON, **_SHARED_OPTIONS}
+        return {"TLS": f"{carrier_of(lane)},self", **_COMMON, **_SHARED_OPTIONS}
     if lane is Lane.TCP:
         device = {"NET_DEVICES": interface} if interface else {}
         return {"TLS": str(lane), **_COMMON, **_TCP_OPTIONS, **device}
     raise PdbusError(ErrorCode.LANE_REFUSED, f"lane {lane} is not supported by this build")
 
 
-def excluded_lanes(lanes: Sequence[Lane], environment: Mapping[str, str]) -> dict[Lane, str]:
-    """Return the lanes that the operator has excluded with `UCX_TLS`, and the words for it.
+def carrier_of(lane: Lane) -> Lane:
+    """Return the transport that UCX uses for a lane.
 
-    Contexts carry their own TLS list, which would silently override the operator's.
-
-    Raises:
-        PdbusError: no lane is left, or the variable names a transport that there is not
-            (`lane_refused`).
+    UCX's own cma has no failure detection and leaks with a peer that dies: on the lane of that name
+    decode reads pages itself, and UCX carries the messages about them.
     """
-    allowed = environment.get("UCX_TLS", "").strip()
-    if not allowed or allowed == "all":
-        return {}
-    said = f"UCX_TLS={allowed} in the environment"
-    negated = allowed.startswith("^")
-    names = {name.strip().lstrip("\\") for name in allowed.lstrip("^").split(",")}
-    strange = sorted(names - _TRANSPORTS - {"all"})
-    if strange:
-        text = ", ".join(repr(name) for name in strange)
-        raise PdbusError(ErrorCode.LANE_REFUSED, f"{said} names no transport of UCX: {text}")
-    found: dict[Lane, str] = {}
-    for lane in lanes:
-        named = any(lane == name or lane in _ALIASES.get(name, ()) for name in names)
-        if ("all" in names or named) == negated:
-            found[lane] = f"lane {lane} is excluded by {said}"
-    if len(found) == len(set(lanes)):
-        raise PdbusError(ErrorCode.LANE_REFUSED, "; ".join(found.values()))
-    return found
+    return Lane.SYSV if lane is Lane.CMA else lane
 
 
 def choose_lane(mine: Sequence[Lane], host: str, peer: PeerAddress) -> Lane | None:

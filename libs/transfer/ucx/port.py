@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from libs.transfer.ucx.lanes import lane_options
+from libs.transfer.ucx.lanes import carrier_of, lane_options
 from proto.errors import ErrorCode, PdbusError
 from proto.kv import Lane
 
@@ -55,7 +55,7 @@ class LaneContext:
         self.resources = tuple("/".join(found) for found in _RESOURCE.findall(info))
         """Transport and device of everything UCX may use here, such as `sysv/memory`."""
         transports = {name.split("/")[0] for name in self.resources} - {"self"}
-        if transports != {str(lane)}:
+        if transports != {str(carrier_of(lane))}:
             raise PdbusError(
                 ErrorCode.LANE_REFUSED, f"lane {lane}: UCX offers {', '.join(self.resources)}"
             )
