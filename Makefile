@@ -14,7 +14,7 @@ ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test judge-sglang parity bench-path sim chaos fuzz-edge soak cancels lock generate clean
+.PHONY: help setup setup-dev run check test judge-sglang parity bench-path bench-edge sim chaos fuzz-edge soak cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -71,6 +71,9 @@ parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token 
 
 bench-path: setup ## Measure 1 prefill + 1 decode against one aggregated engine.
 	@$(BIN)/python -m ops.bench.path
+
+bench-edge: setup ## Measure the whole system's edge against an engine that is asked directly.
+	@$(BIN)/python -m ops.bench.edge
 
 generate: setup-dev ## Write the generated files again: schemas, tables, .env.example.
 	@$(BIN)/python -m ops.check.schemas

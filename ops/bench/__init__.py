@@ -1,4 +1,4 @@
-"""How numbers are made: parity of tokens, and the cost of the split path."""
+"""How numbers are made: parity of tokens, the cost of the split path, the cost of the edge."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ CASES = {
     *(f"PD-{n:02d}" for n in (1, 2, 3, 4, 5, 7, 11, 12, 13, 16)),
     *(f"RT-{n:02d}" for n in (1, 4, 10, 11)),
     *(f"NATS-{n:02d}" for n in (1, 3, 4, 5, 7, 8, 10, 12, 14)),
-    *(f"OPS-{n:02d}" for n in (3, 4, 5)),
+    *(f"OPS-{n:02d}" for n in (3, 4, 5, 8)),
+    *(f"OBS-{n:02d}" for n in (1, 3)),
 }
 """What can be had without a GPU, of the families that are about the request protocol."""
 

@@ -35,5 +35,5 @@ def _old_copies_count(self: Any, message: Any) -> Any:
 
 RARE: dict[str, Mutant] = {
     "a lease given back elsewhere counts": mutant("I3", 696, (endings, "_cleaned", _of_any_worker)),
-    "old copies count as signs of life": mutant("I2", 1408, (Follower, "_take", _old_copies_count)),
+    "old copies count as signs of life": mutant("I2", 887, (Follower, "_take", _old_copies_count)),
 }

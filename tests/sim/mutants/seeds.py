@@ -29,7 +29,7 @@ REGRESSIONS: tuple[Regression, ...] = (
         "cleanup marked the request as clean while it still ran.",
     ),
     Regression(
-        1408,
+        887,
         "old copies count as signs of life",
         "Repeated old chunks kept a gateway waiting for a decode that was gone.",
     ),
