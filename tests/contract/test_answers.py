@@ -34,6 +34,8 @@ SAID = chunk({"content": "x"})
 END = chunk({}, "stop")
 LAST = chunk({}, choices=[], usage=USAGE)
 
+CALL = {"index": 0, "function": {"arguments": "{}"}}
+
 
 def sse(*events: Any) -> bytes:
     lines = (event if isinstance(event, str) else json.dumps(event) for event in events)
@@ -79,6 +81,7 @@ def test_a_stream_may_break_off_anywhere():
         (ROLE, {**SAID, "choices": []}, END, "[DONE]"),
         (ROLE, chunk({"role": "assistant"}, index=1), END, "[DONE]"),
         (ROLE, '{"x": NaN}', END, "[DONE]"),
+        (ROLE, chunk({"tool_calls": [CALL, CALL]}), END, "[DONE]"),
     ],
 )
 def test_the_order_of_a_stream_is_checked(events: tuple[Any, ...]):

@@ -143,6 +143,8 @@ class _Chunks:
         index = choice["index"]
         _must("finish_reason" in choice, "no finish_reason", choice)
         _must(index not in self._finished, "something after the finish", choice)
+        called = [call["index"] for call in choice.get("delta", {}).get("tool_calls") or ()]
+        _must(len(called) == len(set(called)), "two entries of one call", choice)
         if self._roles:
             first = not self._said[index]
             _must((choice["delta"].get("role") == "assistant") is first, "role", choice)

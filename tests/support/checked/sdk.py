@@ -13,13 +13,30 @@ from tests.support.checked.answers import AnswerCheck
 __all__ = ["sdk"]
 
 
-def sdk(port: int, *, max_retries: int = 0, **options: Any) -> openai.AsyncOpenAI:
-    """Return a client of the gateway at a port, to be used as a context."""
+def sdk(
+    port: int,
+    *,
+    max_retries: int = 0,
+    noted: list[httpx.Response] | None = None,
+    **options: Any,
+) -> openai.AsyncOpenAI:
+    """Return a client of the gateway at a port, to be used as a context.
+
+    Args:
+        noted: gets the head of each answer, those too that the client tries again after.
+    """
+
+    async def note(response: httpx.Response) -> None:
+        if noted is not None:
+            noted.append(response)
+
     return openai.AsyncOpenAI(
         base_url=f"http://127.0.0.1:{port}/v1",
         api_key=options.pop("api_key", "any"),
         max_retries=max_retries,
-        http_client=openai.DefaultAsyncHttpxClient(transport=_Checked()),
+        http_client=openai.DefaultAsyncHttpxClient(
+            transport=_Checked(), event_hooks={"response": [note]}
+        ),
         **options,
     )
 

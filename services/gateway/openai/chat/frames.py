@@ -8,7 +8,7 @@ no finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -117,7 +117,7 @@ class ChatFrames:
 
     def _calls(self, pieces: Sequence[CallDelta]) -> tuple[DeltaToolCall, ...]:
         one = self._wording.one_call
-        return tuple(_call(piece) for piece in pieces if not (one and piece.index))
+        return tuple(_call(piece) for piece in _joined(pieces) if not (one and piece.index))
 
     def _chunk(
         self,
@@ -140,6 +140,19 @@ class ChatFrames:
             choices=choices,
             usage=usage,
         )
+
+
+def _joined(pieces: Sequence[CallDelta]) -> Iterator[CallDelta]:
+    """Yield one piece a call: clients take each entry of a chunk for a call of its own."""
+    found: dict[int, CallDelta] = {}
+    for piece in pieces:
+        before = found.get(piece.index)
+        found[piece.index] = (
+            piece
+            if before is None
+            else msgspec.structs.replace(before, arguments=before.arguments + piece.arguments)
+        )
+    yield from found.values()
 
 
 def _call(piece: CallDelta) -> DeltaToolCall:

@@ -90,6 +90,21 @@ async def test_streamed_calls_name_themselves_once(able: Rig):
     assert [json.loads(calls[index]["arguments"]) for index in (0, 1)] == [{"city": "Oslo"}, {}]
 
 
+async def test_a_chunk_has_one_entry_a_call(able: Rig):
+    """Pieces of one call that come at once are one entry: clients count entries as calls."""
+    pieces = (
+        CallDelta(index=0, id="call_a", name="weather"),
+        CallDelta(index=0, arguments='{"city": '),
+        CallDelta(index=1, id="call_b", name="time"),
+        CallDelta(index=0, arguments='"Oslo"}'),
+    )
+    able.calls.script = deltas(detailed(calls=pieces), finish=FinishReason.TOOL_CALLS)
+    _, chunk, _, _ = (await able.ask(tools=TOOLS, stream=True)).events
+    first, second = chunk["choices"][0]["delta"]["tool_calls"]
+    assert (first["id"], first["function"]["arguments"]) == ("call_a", '{"city": "Oslo"}')
+    assert (second["index"], second["function"]["name"]) == (1, "time")
+
+
 async def test_whole_and_streamed_calls_are_the_same(able: Rig):
     """Both forms have the same text, ids, names and arguments."""
     able.calls.script = deltas(*TWO_CALLS, finish=FinishReason.TOOL_CALLS)
