@@ -100,6 +100,12 @@ GATEWAY_REJECTED = Counter(
     "Requests refused before a place was asked for.",
     ("endpoint", "error_code", "reason"),
 )
+GATEWAY_IGNORED_FIELDS = Counter(
+    "pdbus.gateway.ignored_fields",
+    "{field}",
+    "Unknown fields of requests that were left out (--unknown-fields ignore).",
+    ("endpoint",),
+)
 GATEWAY_DISCONNECTS = Counter(
     "pdbus.gateway.client_disconnects", "{request}", "Clients that left early.", ("stage",)
 )

@@ -29,6 +29,7 @@ __all__ = [
     "Recover",
     "ServedModel",
     "Slo",
+    "UnknownFields",
 ]
 
 
@@ -48,6 +49,14 @@ class Slo:
 
     ttft_ms: int | None = None
     itl_ms: int | None = None
+
+
+class UnknownFields(StrEnum):
+    """What becomes of a request with fields that nobody knows."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+    """They are left out and counted; fields that are known and refused still are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,5 +142,7 @@ def _rules(settings: Settings) -> EdgeRules:
             request_timeout_s=settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
             recover=settings.recover,
+            choices_at_once=settings.choices_at_once,
         ),
+        unknown_fields=settings.unknown_fields,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from libs.config import ServiceSettings
-from services.gateway.api import Recover
+from services.gateway.api import Recover, UnknownFields
 
 __all__ = ["Settings"]
 
@@ -33,6 +33,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     """Most tokens of an answer when the client names no limit and the context has room."""
     recover: Recover = Recover.NEVER
     """Whether an answer may go on with another decode after its first token: never, greedy, any."""
+    choices_at_once: Annotated[int, Meta(ge=1, le=128)] = 16
+    """Of a request for several choices, how many run at a time."""
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+    """Whether requests with fields that nobody knows are refused, or carried out without them:
+    refuse, ignore."""
     ping_s: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds of silence after which a stream gets a comment, so that proxies keep it open."""
     slow_client_s: Annotated[float, Meta(gt=0)] = 30.0

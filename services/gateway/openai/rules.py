@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.gateway.api import Recover
+from services.gateway.api import Recover, UnknownFields
 
 __all__ = ["CallRules", "EdgeRules"]
 
@@ -35,3 +35,4 @@ class EdgeRules:
     expose_placement: bool
     """Whether answers name the workers in `x-pdbus-*` headers."""
     call: CallRules
+    unknown_fields: UnknownFields = UnknownFields.REFUSE

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from proto.errors import ErrorCode, PdbusError
+from services.gateway.openai.fields.unknown import UnknownField
 
 __all__ = ["invalid", "refuse", "refuse_broken", "unsupported"]
 
@@ -52,9 +53,7 @@ def refuse(message: str, body: bytes) -> NoReturn:
             raise PdbusError(
                 ErrorCode.INVALID_REQUEST, f"Missing parameter: '{param}'.", param=param
             )
-        raise PdbusError(
-            ErrorCode.UNSUPPORTED_PARAMETER, f"Unknown parameter: '{param}'.", param=param
-        )
+        raise UnknownField(path, field["name"])
     plain = text.replace("`", "")
     if root in _WHOLE and (path != root or field is not None):
         raise invalid(root, f"{plain} at '{path}'.")

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from proto.errors import ErrorCode, PdbusError
+from services.gateway.openai.fields.unknown import UnknownField
 
 __all__ = ["Field", "FieldTable", "Stance"]
 
+_OTHERS = "refused | 400 `unsupported_parameter` names it; `--unknown-fields ignore` leaves it out"
 _NULL = b"null"
-_SHOWN = 128
-"""Characters of an unknown name that are given back."""
 
 
 class Stance(StrEnum):
@@ -56,7 +56,7 @@ class Field:
 
 
 class FieldTable:
-    """The rows of one endpoint. A field that has no row is unknown."""
+    """The rows of one endpoint. A field that has no row is unknown: `UnknownField` tells of it."""
 
     def __init__(self, *rows: Iterable[Field]) -> None:
         self.rows: Mapping[str, Field] = {row.name: row for group in rows for row in group}
@@ -76,7 +76,7 @@ class FieldTable:
             if row is not None and row.stance is Stance.DONE:
                 continue
             if row is None:
-                raise _unsupported(name, "Unknown parameter")
+                raise UnknownField("", name)
             if row.stance is Stance.INTERNAL:
                 raise _unsupported(name, "This parameter is internal and cannot be set")
             if bytes(raw) == _NULL or row.accepts(raw):
@@ -90,10 +90,9 @@ class FieldTable:
         """Return the table for the README."""
         lines = ["| field | stance | notes |", "|---|---|---|"]
         lines += [f"| `{row.name}` | {row.stance} | {row.note} |" for row in self.rows.values()]
-        lines.append("| any other | refused | 400 `unsupported_parameter` names it |")
+        lines.append(f"| any other | {_OTHERS} |")
         return "\n".join(lines)
 
 
 def _unsupported(name: str, text: str) -> PdbusError:
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    return PdbusError(ErrorCode.UNSUPPORTED_PARAMETER, f"{text}: '{shown}'.", param=shown)
+    return PdbusError(ErrorCode.UNSUPPORTED_PARAMETER, f"{text}: '{name}'.", param=name)
