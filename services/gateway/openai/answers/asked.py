@@ -38,3 +38,5 @@ class Asked:
     """So many calls in a row have one prompt, whose tokens count once."""
     stream: bool
     shape: Shape
+    guided: str = ""
+    """The field that a guide comes from: named if the engine refuses it."""

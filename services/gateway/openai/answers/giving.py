@@ -135,14 +135,27 @@ class Giving:
             at_once=self.at_once,
             why=lambda: self.exchange.abandoned or "not_delivered",
         )
-        async with opening as lives:
-            live = self.live = lives.first
-            # With a key the request may be an older one.
-            if self.exchange.request_id == self.exchange.rid:
-                self.exchange.request_id = live.rid
-            self.exchange.rid = live.rid
-            self.tally.stage = Stage.FIRST
-            yield lives
+        try:
+            async with opening as lives:
+                self._begin(lives.first)
+                yield lives
+        except PdbusError as error:
+            raise self._named(error) from error
+
+    def _begin(self, live: Live) -> None:
+        self.live = live
+        # With a key the request may be an older one.
+        if self.exchange.request_id == self.exchange.rid:
+            self.exchange.request_id = live.rid
+        self.exchange.rid = live.rid
+        self.tally.stage = Stage.FIRST
+
+    def _named(self, error: PdbusError) -> PdbusError:
+        """Return an error that names the field, where it is an engine that refuses a guide."""
+        field = self.asked.guided
+        if error.code is not ErrorCode.INVALID_VALUE or error.param is not None or not field:
+            return error
+        return PdbusError(error.code, f"Invalid '{field}': {error.detail}.", param=field)
 
     def _head(self, lives: Lives) -> Head:
         live = lives.first

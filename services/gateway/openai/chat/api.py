@@ -104,6 +104,7 @@ class ChatApi:
                 tokenizer=text.tokenizer if request.logprobs else None,
                 one_call=not parallel,
             ),
+            guided="tool_choice" if chosen.guide else guided[0] if guided else "",
         )
 
 

@@ -88,6 +88,7 @@ class CompletionApi:
                 tokenizer=text.tokenizer if request.logprobs is not None else None,
                 skips_special=skips,
             ),
+            guided=guided[0] if guided else "",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
 from proto.output import CallDelta, Details, Parsing, TokenLogprob
 from proto.sampling import GuideKind
@@ -14,7 +15,7 @@ from proto.workers import Feature
 from services.gateway.api import Delta, ServedModel
 from tests.support.checked import spec
 from tests.support.reference import needed
-from tests.unit.services.gateway.rig import ABLE, MODEL, Rig, deltas
+from tests.unit.services.gateway.rig import ABLE, MODEL, Rig, deltas, then_fail
 
 ID = b"\0\0\0\0"
 PLACE = {
@@ -217,6 +218,22 @@ async def test_tools_that_may_not_be_called_are_not_there(able: Rig):
     assert able.calls.opened[0].sampling.guide is None
     parsing = able.calls.opened[0].parsing
     assert parsing is None or not parsing.tools
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"ebnf": "root ::= nosuch"}, "ebnf"),
+    ],
+)
+async def test_what_the_engine_refuses_is_named(able: Rig, fields: dict[str, Any], param: str):
+    """A guide that only the engine finds wanting is a 400 with its field, not a failure."""
+    able.calls.script = then_fail(PdbusError(ErrorCode.INVALID_VALUE, "no such rule"))
+    reply = await able.ask(**fields, stream=True)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert "no such rule" in reply.error["message"]
 
 
 @pytest.mark.parametrize(
