@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from proto.errors import PdbusError
 from proto.openai.models import ModelInfo, ModelList
+from proto.workers import Feature
 from services.gateway.edge import exchange_of, send_error, send_json
 from services.gateway.openai.prompts import Texts
 
@@ -13,7 +14,7 @@ __all__ = ["ModelEndpoint", "ModelsEndpoint"]
 
 
 class ModelsEndpoint:
-    """All served models.
+    """All served models that the visitor may ask.
 
     Args:
         created: Unix seconds at which this gateway started.
@@ -27,7 +28,11 @@ class ModelsEndpoint:
         """Answer."""
         exchange = exchange_of(scope)
         exchange.route = "/v1/models"
-        data = tuple(_info(name, size, self._created) for name, size in self._texts.served())
+        data = tuple(
+            _info(self._texts, name, size, self._created)
+            for name, size in self._texts.served()
+            if exchange.visitor.allows(name)
+        )
         await send_json(exchange, send, ModelList(data=data))
 
 
@@ -45,11 +50,18 @@ class ModelEndpoint:
         name: str = scope["path_params"]["model"]
         try:
             _, size = self._texts.find(name)
+            exchange.visitor.check_model(name)
         except PdbusError as error:
             await send_error(exchange, send, error)
             return
-        await send_json(exchange, send, _info(name, size, self._created))
+        await send_json(exchange, send, _info(self._texts, name, size, self._created))
 
 
-def _info(name: str, context_tokens: int, created: int) -> ModelInfo:
-    return ModelInfo(id=name, created=created, max_model_len=context_tokens)
+def _info(texts: Texts, name: str, context_tokens: int, created: int) -> ModelInfo:
+    return ModelInfo(
+        id=name,
+        created=created,
+        root=name,
+        max_model_len=context_tokens,
+        features=tuple(feature for feature in Feature if texts.can(name, feature)),
+    )

@@ -55,7 +55,7 @@ def completion() -> ChatCompletion:
             "CreateChatCompletionStreamResponse",
         ),
         (
-            ModelList(data=(ModelInfo(id="m", created=1, max_model_len=8),)),
+            ModelList(data=(ModelInfo(id="m", created=1, root="m", max_model_len=8),)),
             "ListModelsResponse",
         ),
         (error_body(PdbusError(ErrorCode.INTERNAL)), "ErrorResponse"),
