@@ -35,6 +35,8 @@ class PeerAddress(Message, frozen=True, kw_only=True):
     """Identity of the host and of its IPC namespace: equal means shared memory is shared."""
     workers: dict[str, bytes] = {}
     """UCX worker address per lane on which this engine accepts peers."""
+    secret: bytes = b""
+    """Proves to this engine that whoever greets it has this address from the bus."""
 
 
 class TransferReport(Message, frozen=True, kw_only=True):

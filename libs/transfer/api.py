@@ -132,6 +132,8 @@ class PlaneStats:
     dropped_chunks: int = 0
     """Chunks for unknown or closed rooms."""
     refused_peers: int = 0
+    strangers: int = 0
+    """Greetings without a ticket, dropped."""
     corrupt_rooms: int = 0
     """Rooms whose bytes were not what was sent, or not as many."""
     bytes_sent: int = 0

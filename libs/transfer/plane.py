@@ -10,6 +10,7 @@ Create a plane in the process that uses it: UCX does not survive a fork.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -85,6 +86,7 @@ class UcxPlane:
             settings=settings,
             incarnation=incarnation,
             host=host_identity(),
+            secret=secrets.token_bytes(16),
             stats=PlaneStats(),
             loop=self._loop,
             changed=self._note_change,
@@ -101,7 +103,10 @@ class UcxPlane:
         """What peers need to reach this plane."""
         parts = self._parts
         return PeerAddress(
-            incarnation=parts.incarnation, host=parts.host, workers=dict(self._workers)
+            incarnation=parts.incarnation,
+            host=parts.host,
+            workers=dict(self._workers),
+            secret=parts.secret,
         )
 
     @property

@@ -10,6 +10,7 @@ older one left in the slab, is not taken for the chunk.
 
 from __future__ import annotations
 
+import hmac
 import struct
 import zlib
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ __all__ = [
     "is_intact",
     "pack",
     "seal_chunk",
+    "ticket_of",
     "unpack",
     "unseal_chunk",
 ]
@@ -115,6 +117,18 @@ class Hello(Message, frozen=True, kw_only=True):
     layout: WireLayout
     slab_bytes: _SlabBytes
     slots: _Slots
+    ticket: bytes = b""
+    """See `ticket_of`."""
+
+
+def ticket_of(secret: bytes, hello: Hello) -> bytes:
+    """Return what only a peer can say that has our address from the bus.
+
+    It covers what is given to UCX, which ends the process when that is malformed. It is no
+    encryption, and no protection against whoever may read the bus.
+    """
+    said = (hello.nonce, hello.incarnation, hello.target, hello.lane, hello.worker.hex())
+    return hmac.digest(secret, "\n".join(said).encode(), "sha256")
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -6,12 +6,14 @@ import os
 import secrets
 from collections.abc import Callable
 
+import msgspec
+
 from libs.transfer.api import TransferFailure
 from libs.transfer.links.inbound import Inbound
 from libs.transfer.links.parts import Parts
 from libs.transfer.rooms import FINAL, FetchRoom
 from libs.transfer.ucx import TransportError, choose_lane
-from libs.transfer.wire import VERSION, Hello
+from libs.transfer.wire import VERSION, Hello, ticket_of
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, PeerAddress
@@ -148,7 +150,7 @@ class DecodeSide:
 
     def _hello(self, source: PeerAddress, lane: Lane, worker: bytes) -> Hello:
         parts = self._parts
-        return Hello(
+        hello = Hello(
             version=VERSION,
             nonce=secrets.token_hex(16),
             incarnation=parts.incarnation,
@@ -161,6 +163,7 @@ class DecodeSide:
             slab_bytes=parts.slab_bytes,
             slots=parts.settings.credits,
         )
+        return msgspec.structs.replace(hello, ticket=ticket_of(source.secret, hello))
 
     def _why_no_lane(self, source: PeerAddress) -> str:
         parts = self._parts

@@ -23,6 +23,8 @@ class Parts:
     settings: PlaneSettings
     incarnation: str
     host: str
+    secret: bytes
+    """What peers must know to be heard."""
     stats: PlaneStats
     loop: Loop
     changed: Callable[[], None]

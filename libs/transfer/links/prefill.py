@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 
 from libs.transfer.api import RoomState, TransferFailure
@@ -10,7 +11,7 @@ from libs.transfer.links.outbound import Outbound
 from libs.transfer.links.parts import Parts
 from libs.transfer.rooms import FINAL, EarlyWant, OfferRoom, OfferTable
 from libs.transfer.ucx import LaneContext, TransportError
-from libs.transfer.wire import Hello, Want
+from libs.transfer.wire import Hello, Want, ticket_of
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Room
 from proto.kv import Lane
@@ -158,6 +159,10 @@ class PrefillSide:
 
     def _knock(self, context: LaneContext, hello: Hello) -> None:
         parts = self._parts
+        if not hmac.compare_digest(hello.ticket, ticket_of(parts.secret, hello)):
+            # Not even an answer: its address is nothing to be given to UCX.
+            parts.stats.strangers += 1
+            return
         refusal = judge(
             hello,
             parts.layout,

@@ -239,6 +239,23 @@ class Process:
         port.close()
         return len(messages)
 
+    def throw(self, source: str, lane: str, frames: list[tuple[int, str]]) -> None:
+        """Send frames under tags to a plane's accepting port, and wait until all have left."""
+        address = msgspec.msgpack.decode(base64.b64decode(source), type=PeerAddress)
+        port = LaneContext(Lane(lane), None).port()
+        line = port.connect(address.workers[lane], lambda: None)
+        sends = [
+            port.send(line, np.frombuffer(bytearray(base64.b64decode(frame)), np.uint8), tag)
+            for tag, frame in frames
+        ]
+        while sends:
+            port.progress()
+            sends = [send for send in sends if not port.done(send)]
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            port.progress()
+        port.close()
+
     def resources(self) -> dict[str, float]:
         """Return what this process holds."""
         status = Path("/proc/self/maps").read_text()

@@ -239,6 +239,6 @@ def test_strangers_are_dropped_and_counted(
     prefill, decode = start(**config), start(**config)
     prefill.begun(), decode.begun()
     nonsense = decode("pester", source=prefill.address, lane=lane, worker="AA==")
-    prefill.until(lambda stats: stats["malformed_messages"] + stats["refused_peers"] == nonsense)
+    prefill.until(lambda stats: stats["malformed_messages"] + stats["strangers"] == nonsense)
     move(prefill, decode, room, [1])
     assert decode("wait", side="fetch", room=room)["state"] == "DONE"
