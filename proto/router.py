@@ -5,7 +5,7 @@ from __future__ import annotations
 from proto.base import Message
 from proto.ids import RequestId
 from proto.kv import PeerAddress
-from proto.ledger import Mode, Placement, Sink
+from proto.ledger import Mode, Placement, RequestRecord, Sink
 from proto.workers import WorkerRef
 
 __all__ = ["Claim", "Claimed", "Place", "Placed", "Plan", "ScoreTerm"]
@@ -33,6 +33,11 @@ class Place(Message, frozen=True, kw_only=True):
     """Incarnations that failed an earlier attempt: avoided where there are others."""
     priority: int = 0
     """Who is served first where requests wait: the higher one."""
+    record: RequestRecord | None = None
+    """The record as the caller has just written it: then it need not be read first. A compare and
+    set shows whether it still stands."""
+    revision: int = 0
+    """Of `record`."""
 
 
 class ScoreTerm(Message, frozen=True, kw_only=True):

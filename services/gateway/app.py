@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from functools import partial
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -24,6 +25,7 @@ from services.gateway.openai import CallRules, EdgeRules, ModelDetokenizer, Text
 from services.gateway.routes import Identity, http_app
 from services.gateway.settings import Settings
 from services.gateway.tenants import Directory
+from services.gateway.workers import fetch
 
 __all__ = ["SERVICE", "build"]
 
@@ -68,7 +70,9 @@ async def build(parts: Parts[Settings]) -> GatewayService:
         rules=_rules(settings),
         identity=Identity(parts.instance, pdbus_version()),
         directory=directory,
-        metrics_port=settings.metrics_port,
+        metrics=partial(fetch, settings.metrics_port, "/metrics")
+        if settings.metrics_port
+        else None,
     )
     return GatewayService(
         calls=calls,

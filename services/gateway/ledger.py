@@ -45,8 +45,8 @@ class Ledger:
         self._clock = clock
         self.sink = sink
 
-    async def accept(self, call: Call) -> RequestRecord:
-        """Create the record of a call.
+    async def accept(self, call: Call) -> tuple[RequestRecord, int | None]:
+        """Create the record of a call; return it with its revision, where that is known.
 
         Raises:
             Taken: there is another record of that id.
@@ -65,8 +65,9 @@ class Ledger:
             traceparent=traceparent()[0],
         )
         for _ in range(_ACCEPT_TRIES):
+            revision = None
             try:
-                await self._store.create(call.rid, record)
+                revision = await self._store.create(call.rid, record)
             except Conflict as error:
                 found = await self.find(call.rid)
                 if found is None:
@@ -78,7 +79,7 @@ class Ledger:
                 continue
             except BusDown as error:
                 raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error), retry_after_s=1) from error
-            return record
+            return record, revision
         raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "the ledger does not answer", retry_after_s=1)
 
     async def find(self, rid: RequestId) -> RequestRecord | None:

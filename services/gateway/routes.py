@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from services.gateway.edge.health import (
     ReadyEndpoint,
     VersionEndpoint,
 )
+from services.gateway.edge.switch import Switch
 from services.gateway.openai import (
     ChatApi,
     CompletionApi,
@@ -68,13 +70,13 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     rules: EdgeRules,
     identity: Identity,
     directory: Directory | None = None,
-    metrics_port: int = 0,
+    metrics: Callable[[], Awaitable[bytes]] | None = None,
 ) -> ASGIApp:
     """Return the ASGI app of a gateway.
 
     Args:
         directory: keys and tenants; None lets everybody in.
-        metrics_port: where the metrics of all processes of this gateway are; 0 for our own.
+        metrics: gives those of all processes of this gateway; None for our own.
     """
     created = clock.unix_ms() // 1000
     seat = Seat(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules, running=[])
@@ -88,28 +90,39 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
     version = VersionEndpoint(
         version=identity.version, protocol=PROTO_VERSION, instance=identity.instance
     )
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/models", ModelsEndpoint(texts, created=created), methods=["GET"]),
+        Route("/v1/models/{model:path}", ModelEndpoint(texts, created=created), methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/livez", LiveEndpoint(), methods=["GET"]),
+        Route("/readyz", ReadyEndpoint(fleet, "/readyz"), methods=["GET"]),
+        Route("/health", ReadyEndpoint(fleet, "/health"), methods=["GET"]),
+        Route("/openapi.json", OpenApiEndpoint(identity.version), methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", MetricsEndpoint(metrics), methods=["GET"]),
+    ]
+    # The busiest paths, which are known as a whole.
+    direct = {
+        ("POST", "/v1/chat/completions"): chat,
+        ("POST", "/v1/completions"): completions,
+        ("POST", "/v1/responses"): responses,
+    }
+    middleware = [
+        Middleware(Exchanges, clock=clock),
+        Middleware(Door, directory=directory, routes=_API_ROUTES),
+        Middleware(Switch, direct=direct),
+    ]
+    return _application(routes, middleware)
+
+
+def _application(routes: Sequence[Route], middleware: Sequence[Middleware]) -> ASGIApp:
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
-            Route("/v1/models", ModelsEndpoint(texts, created=created), methods=["GET"]),
-            Route(
-                "/v1/models/{model:path}", ModelEndpoint(texts, created=created), methods=["GET"]
-            ),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
-            Route("/livez", LiveEndpoint(), methods=["GET"]),
-            Route("/readyz", ReadyEndpoint(fleet, "/readyz"), methods=["GET"]),
-            Route("/health", ReadyEndpoint(fleet, "/health"), methods=["GET"]),
-            Route("/openapi.json", OpenApiEndpoint(identity.version), methods=["GET"]),
-            Route("/version", version, methods=["GET"]),
-            Route("/metrics", MetricsEndpoint(metrics_port), methods=["GET"]),
-        ],
-        middleware=[
-            Middleware(Exchanges, clock=clock),
-            Middleware(Door, directory=directory, routes=_API_ROUTES),
-        ],
+        routes=routes,
+        middleware=middleware,
         exception_handlers={HTTPException: on_http_exception, Exception: on_bug},
     )
     # A redirect to a path without the slash would turn an unknown path into one that is known.

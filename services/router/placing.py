@@ -143,7 +143,10 @@ class Placing:
         )
 
     async def _place(self, ask: Place) -> Plan | None:
-        found = await self._record(ask)
+        if ask.record is None:
+            found = await self._record(ask)
+        else:
+            found = Versioned(ask.record, ask.revision)
         if found.value.attempt == ask.attempt and found.value.placement is not None:
             return self._plan(found.value.placement)
         wait = _Wait(ask, new=self._turns.enter(ask.rid, ask.priority))
@@ -161,7 +164,7 @@ class Placing:
         chosen, reserved, tried = held
         placement = self._placement(ask, chosen)
         try:
-            written = await self._write(ask, placement)
+            written = await self._write(ask, placement, found)
         except PdbusError:
             await self._give_back(ask, chosen)
             raise
@@ -301,11 +304,21 @@ class Placing:
             compat=chosen.compat,
         )
 
-    async def _write(self, ask: Place, placement: Placement) -> Placement:
-        """Write ASSIGNED; return the placement that stands, ours or an earlier one."""
+    async def _write(
+        self, ask: Place, placement: Placement, known: Versioned[RequestRecord]
+    ) -> Placement:
+        """Write ASSIGNED; return the placement that stands, ours or an earlier one.
+
+        Args:
+            ask: what is placed.
+            placement: ours.
+            known: the record as it was when we looked last; it is read again if it has changed.
+        """
+        found: Versioned[RequestRecord] | None = known
         while True:
-            found = await self._record(ask)
-            record = found.value
+            found = found or await self._record(ask)
+            record, revision = found.value, found.revision
+            found = None
             if record.attempt == ask.attempt and record.placement is not None:
                 return record.placement
             assigned = msgspec.structs.replace(
@@ -315,7 +328,7 @@ class Placing:
                 placement=placement,
             )
             try:
-                await self._store.update(ask.rid, assigned, found.revision)
+                await self._store.update(ask.rid, assigned, revision)
             except Conflict:
                 continue
             except StoreUnknown:

@@ -26,6 +26,9 @@ __all__ = ["Emitter", "event_stream", "read_events"]
 _ROUND = 64
 """Events that are on their way at once."""
 
+_GATHER_S = 0.02
+"""A round waits so long for company: what a request does in one moment leaves together, and after
+it rather than in its way."""
 _ROUND_TIMEOUT_S = 2.0
 _ENSURE_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 0.1
@@ -109,6 +112,7 @@ class Emitter:
                 self._work.clear()
                 self._empty.set()
                 continue
+            await self._clock.sleep(_GATHER_S)
             if await self._store_round():
                 wait_s = _FIRST_WAIT_S
                 continue

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from libs.bus.api import BusDown
+from libs.bus.api import BusDown, Versioned
 from libs.telemetry import count, get_logger, names
 from proto import subjects
 from proto.control import Cancel
@@ -15,7 +15,7 @@ from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
 from proto.gateway import FinishReason, TokenChunk
 from proto.ids import new_nonce
-from proto.ledger import Placement, Usage
+from proto.ledger import Placement, RequestRecord, Usage
 from proto.prefill import ReplyTo
 from proto.router import Plan
 from proto.workers import WorkerRef
@@ -65,6 +65,8 @@ class Attempts:
         source: int = -1,
     ) -> None:
         self.plan: Plan | None = None
+        self.known: Versioned[RequestRecord] | None = None
+        """The record that was just made, for the first place."""
         self._ports = ports
         self._call = call
         self._emit = emit
@@ -211,6 +213,7 @@ class Attempts:
         ports, rid = self._ports, self._call.rid
         asked_ms = ports.chronicle.now_ms()
         self._unsure = True
+        known, self.known = self.known, None
         try:
             plan = await find_place(
                 bus=ports.bus,
@@ -219,6 +222,7 @@ class Attempts:
                 attempt=self._number,
                 sink=ports.ledger.sink,
                 exclude=exclude,
+                known=known,
             )
         except PdbusError as refusal:
             self._unsure = refusal.code not in _NO_PLACE

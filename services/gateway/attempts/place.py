@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from libs.bus.api import Bus, BusDown, NoResponders, RequestTimeout
+import msgspec
+
+from libs.bus.api import Bus, BusDown, NoResponders, RequestTimeout, Versioned
 from libs.clock.api import Clock
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
-from proto.ledger import Sink
+from proto.ledger import RequestRecord, Sink
 from proto.router import Place, Placed, Plan
 from proto.workers import WorkerRef
 from services.gateway.api import Call
@@ -21,7 +23,7 @@ _NO_BUS_S = 1.0
 _PAUSE_S = 0.1
 
 
-async def find_place(
+async def find_place(  # noqa: PLR0913 - the ports, the attempt, and what is known of it
     *,
     bus: Bus,
     clock: Clock,
@@ -29,8 +31,11 @@ async def find_place(
     attempt: int,
     sink: Sink,
     exclude: tuple[WorkerRef, ...],
+    known: Versioned[RequestRecord] | None = None,
 ) -> Plan:
     """Return where an attempt runs; waits in the router's queue for at most ten seconds.
+
+    `known` is the record, if it was written a moment ago: the router then need not read it.
 
     Raises:
         PdbusError: saturated, no_worker, no_router, version_mismatch, bus_unavailable, deadline.
@@ -41,10 +46,11 @@ async def find_place(
     answered = began
     while True:
         now = clock.monotonic()
+        asked, known = known, None
         try:
             placed = await bus.request(
                 subjects.ROUTER_PLACE,
-                _ask(call, attempt, sink, exclude, clock),
+                _with_record(_ask(call, attempt, sink, exclude, clock), asked),
                 Placed,
                 timeout_s=_RPC_S,
             )
@@ -64,6 +70,12 @@ async def find_place(
         if now >= queue_until:
             detail = f"no slot was freed in {now - began:.1f} s"
             raise PdbusError(ErrorCode.SATURATED, detail, retry_after_s=2)
+
+
+def _with_record(ask: Place, known: Versioned[RequestRecord] | None) -> Place:
+    if known is None:
+        return ask
+    return msgspec.structs.replace(ask, record=known.value, revision=known.revision)
 
 
 def _ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from libs.bus.api import Versioned
 from libs.telemetry import get_logger
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
@@ -165,7 +166,9 @@ class LiveCall:
     async def _own(self) -> None:
         ports, call = self._ports, self.call
         self._attempts = self._new_attempts(0)
-        record = await ports.ledger.accept(call)
+        record, revision = await ports.ledger.accept(call)
+        if revision is not None:
+            self._attempts.known = Versioned(record, revision)
         self._created_ms = record.created_ms
         ports.budget.accept(ports.clock.monotonic())
         ports.chronicle.fact(

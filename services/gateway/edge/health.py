@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -11,7 +12,6 @@ from proto.errors import ErrorCode, PdbusError
 from services.gateway.api import FleetView
 from services.gateway.edge.errors import send_error
 from services.gateway.edge.exchange import exchange_of
-from services.gateway.edge.loopback import fetch
 from services.gateway.edge.reply import TEXT, send_bytes, send_json
 
 __all__ = ["LiveEndpoint", "MetricsEndpoint", "ReadyEndpoint", "VersionEndpoint"]
@@ -66,24 +66,23 @@ class MetricsEndpoint:
     """`/metrics`: metrics in Prometheus' text format.
 
     Args:
-        port: on the loopback interface, where the metrics of all processes of this gateway are; 0
-            where this is the only one.
+        collect: gives those of all processes of this gateway; None where this is the only one.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        self._port = port
+    def __init__(self, collect: Callable[[], Awaitable[bytes]] | None = None) -> None:
+        self._collect = collect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         exchange = exchange_of(scope)
         exchange.route = "/metrics"
-        if not self._port:
+        if self._collect is None:
             # Collecting reads files and asks every gauge: not on the loop of the streams.
             text = await asyncio.to_thread(metrics_text)
             await send_bytes(exchange, send, text.encode(), kind=TEXT)
             return
         try:
-            body = await fetch(self._port, "/metrics")
+            body = await self._collect()
         except (OSError, TimeoutError):
             # Part of the figures would look like a fall of all counters.
             error = PdbusError(ErrorCode.STARTING, retry_after_s=1)

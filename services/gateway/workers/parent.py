@@ -26,8 +26,8 @@ from libs.lifecycle import HealthServer, Readiness, Tasks
 from libs.lifecycle.parent import die_with_parent
 from libs.telemetry import get_logger, setup_telemetry
 from proto.ids import new_instance
-from services.gateway.edge.loopback import fetch
 from services.gateway.settings import Settings
+from services.gateway.workers.loopback import fetch
 from services.gateway.workers.sums import Sums
 
 __all__ = ["run_workers"]

@@ -82,10 +82,10 @@ async def _accept_unseen(self: Any, call: Any) -> Any:
     try:
         await self._store.create(call.rid, record)
     except (StoreUnknown, Conflict):
-        return record
+        return record, None
     except BusDown as error:
         raise PdbusError(ErrorCode.BUS_UNAVAILABLE, str(error)) from error
-    return record
+    return record, None
 
 
 async def _take_over_quietly(self: Any, record: Any) -> Any:

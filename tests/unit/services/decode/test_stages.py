@@ -118,20 +118,28 @@ def test_a_transfer_is_told_in_full(
         job=JobId("j"), finish=FinishReason.STOP, prompt_tokens=16, wait_kv_s=1.0, transfer=REPORT
     )
     retries = metric("pdbus.kv.transfer_retries")
+
+    def sums() -> list[float]:
+        of_decode = [
+            metric(f"pdbus.kv.{name}", role="decode", lane="rc")
+            for name in ("transfers", "transfer_bytes", "expected_bytes", "transfer_copy")
+        ]
+        of_lane = [
+            metric(f"pdbus.kv.{name}", lane="rc")
+            for name in ("transfer_chunks", "transfer", "transfer_queue", "transfer_wire")
+        ]
+        return of_decode + of_lane
+
+    before = sums()
     tell_stages(chronicle, attempt(), start, done, 2000.0)
     (event,) = [e for e in told.events if e.kind is EventKind.STAGE_TRANSFER]
     assert event.data == FACTS
     assert event.at_ms - event.start_ms == 750
     (span,) = [one for one in spans.get_finished_spans() if one.name == "kv.transfer"]
     assert SPAN.items() <= dict(span.attributes or {}).items()
-    assert metric("pdbus.kv.transfers", role="decode", lane="rc") == 1
-    assert metric("pdbus.kv.transfer_bytes", role="decode", lane="rc") == 4096
-    assert metric("pdbus.kv.expected_bytes", role="decode", lane="rc") == 4096
-    assert metric("pdbus.kv.transfer_chunks", lane="rc") == 3
+    added = [after - first for first, after in zip(before, sums(), strict=True)]
+    assert added == [1, 4096, 4096, 1, 3, 1, 1, 1]
     assert metric("pdbus.kv.transfer_retries") == retries + 1
-    for name in ("transfer", "transfer_queue", "transfer_wire"):
-        assert metric(f"pdbus.kv.{name}", lane="rc") == 1
-    assert metric("pdbus.kv.transfer_copy", role="decode", lane="rc") == 1
 
 
 @pytest.mark.parametrize("code", [ErrorCode.TRANSFER_CORRUPT, ErrorCode.PREFILL_LOST])
