@@ -32,7 +32,8 @@ _DONE = {
     "top_logprobs": "0 to 20; only with `logprobs`",
     "response_format": "`text`, `json_object`, `json_schema`: answers always match, `strict` or"
     " not; what could not be enforced is refused; not beside `tools` that may be called",
-    "tools": "up to 128 functions; `strict` is kept where calls are forced",
+    "tools": "up to 128 functions; templates without a place for them get them in the system's"
+    " turn; `strict` is kept where calls are forced",
     "tool_choice": "`none`, `auto`, `required`, one function, `allowed_tools`",
     "parallel_tool_calls": "`false`: only the first call is made or given",
     "reasoning_effort": "told to templates that ask for it; otherwise no effect",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -66,9 +66,12 @@ def render_chat(
                 "continue_final_message", "the last message must be the assistant's, with text."
             )
         begun, messages = _text(last), messages[:-1]
+    turns = [_turn(message) for message in messages]
+    if setting.tools and "tools" not in text.template.variables:
+        turns = _listing(setting.tools, turns)
     try:
         prompt = text.template.render(
-            [_turn(message) for message in messages],
+            turns,
             unix_ms=unix_ms,
             tools=setting.tools,
             values=setting.values,
@@ -77,6 +80,15 @@ def render_chat(
     except TemplateRefused as error:
         raise invalid("messages", str(error)) from error
     return prompt + begun
+
+
+def _listing(tools: Sequence[Mapping[str, Any]], turns: list[Turn]) -> list[Turn]:
+    """Return the conversation with its tools in the system's turn: the template has no place."""
+    lines = [msgspec.json.encode(tool["function"]).decode() for tool in tools]
+    listed = "\n".join(["You can call these functions:", *lines])
+    if turns and turns[0].role == "system":
+        return [replace(turns[0], content=f"{turns[0].content}\n\n{listed}"), *turns[1:]]
+    return [Turn("system", listed), *turns]
 
 
 def _turn(message: Message) -> Turn:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.clock.system import SystemClock
-from libs.models.vocabulary import byte_vocabulary, write_tokenizer
+from libs.models.vocabulary import CHATML, byte_vocabulary, write_tokenizer
 from libs.text import ModelText
 from proto.errors import PdbusError
 from proto.gateway import FinishReason
@@ -164,6 +164,8 @@ class StillFleet:
 def toy_text(folder: Path) -> ModelText:
     """Return a model whose tokens are bytes."""
     write_tokenizer(folder, byte_vocabulary())
+    # It takes tools and does not show them: the context of a test is short.
+    (folder / "chat_template.jinja").write_text("{% set seen = tools %}" + CHATML)
     config = {"max_position_embeddings": CONTEXT, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return ModelText.load(folder)

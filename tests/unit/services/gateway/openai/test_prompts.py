@@ -92,6 +92,20 @@ async def test_tools_are_shown_unless_none_may_be_called(rig: Rig, choice: str):
     assert prompt_of(rig) == "null"
 
 
+@pytest.mark.parametrize("system", [True, False])
+async def test_tools_are_listed_where_the_template_has_no_place(rig: Rig, system: bool):
+    """A template that knows nothing of tools has them in the system's turn: none is ignored."""
+    with_template(rig, "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+    rig.fleet.served = (ABLE,)
+    tool = {"type": "function", "function": {"name": "f"}}
+    given = [{"role": "system", "content": "Be brief."}] if system else []
+    await rig.ask(tools=[tool], messages=[*given, USER])
+    listed = '{"name":"f","parameters":{"type":"object","properties":{}}}'
+    head = "Be brief.\n\n" if system else ""
+    wanted = f"system:{head}You can call these functions:\n{listed};user:Hi;"
+    assert prompt_of(rig) == wanted
+
+
 async def test_salt_and_priority_are_passed_on(rig: Rig):
     """Both reach the call; without them there are none."""
     await rig.ask(cache_salt="mine", priority=-3)
