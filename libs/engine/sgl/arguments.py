@@ -20,6 +20,9 @@ _OWN_MODELS = "libs.sglang_plugins.models"
 _CPU_CHUNK_TOKENS = 512
 """About a second of work: an abort takes effect, and KV leaves, between two chunks."""
 _HTTP = "http/protobuf"
+_GUIDES = {"SGLANG_GRAMMAR_POLL_INTERVAL": "0.005", "SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": "4000"}
+"""While a guide is compiled, each step of the scheduler looks for it and waits so long; others go
+on. The request is refused after so many looks, 20 s at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ def choose_arguments(facts: Facts) -> dict[str, Any]:
         "max_total_tokens": options.kv_tokens,
         "incremental_streaming_output": True,
         "sleep_on_idle": True,
+        # Small models, once they may, put out white space for ever. To allow none at all takes
+        # minutes to compile where an object has a thousand properties.
+        "constrained_json_max_whitespace_cnt": 2,
         "log_level": "warning",
         "nccl_port": facts.nccl_port,
         "trust_remote_code": False,
@@ -91,6 +97,7 @@ def choose_environment(
         "SGLANG_PLUGINS": PLUGIN if cuda else f"{PLATFORM},{PLUGIN}",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    variables |= _GUIDES
     if local_model:
         variables["HF_HUB_OFFLINE"] = "1"
     if architecture in _OWN_ARCHITECTURES:

@@ -28,6 +28,7 @@ NO_PEER = "prefill"
 """SGLang wants a peer's address on the prefill side too; there it names who will ask, if known."""
 
 _BAD_REQUEST = 400
+_DEAD_END = "Grammar accept_token failed"
 _LEAST_LOGPROB = -9999.0
 
 
@@ -112,6 +113,8 @@ def finish_of(reason: dict[str, Any]) -> FinishReason | tuple[ErrorCode, str]:
     if kind == "length":
         return FinishReason.LENGTH
     text = str(reason.get("message", kind))
+    if text.startswith(_DEAD_END):
+        return ErrorCode.INVALID_VALUE, "the answer came to where the guide allows no token"
     if reason.get("status_code") == _BAD_REQUEST:
         return ErrorCode.INVALID_VALUE, text
     if reason.get("status_code") is None:

@@ -94,6 +94,8 @@ class LiveJob:
             code, detail = ErrorCode.CANCELLED, "aborted"
         elif self.corrupt:
             code, detail = ErrorCode.TRANSFER_CORRUPT, self.corrupt
+        elif code is ErrorCode.INVALID_VALUE:
+            pass  # the room broke because of it
         elif closed is not None and closed.code is not None:
             code, detail = closed.code, closed.detail
         elif code is ErrorCode.CANCELLED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def start(options: HostOptions) -> Started:
     backend = _backend_options(options, link.path, compat_facts(hashes, version("sglang")), cuda)
     os.environ.update(backend.to_environment())
     remove_dead_segments()
+    # It logs the guides of requests; the forked scheduler takes this over.
+    logging.getLogger("sglang.srt.constrained").setLevel(logging.CRITICAL + 1)
     try:
         with _without_collection():
             _assert_extensions(cuda=cuda)
@@ -95,7 +98,7 @@ def start(options: HostOptions) -> Started:
     manager = engine.tokenizer_manager
     total = int(info["max_total_num_tokens"])
     parsers = _parsers(options, manager.tokenizer)
-    guides = _guides(arguments)
+    guides = _guides(arguments, manager)
     return Started(
         engine=engine,
         link=link,
@@ -125,10 +128,21 @@ def _parsers(options: HostOptions, tokenizer: Any) -> Parsers:
         raise EngineDead(str(error)) from error
 
 
-def _guides(arguments: Any) -> GuideCheck | None:
+def _guides(arguments: Any, manager: Any) -> GuideCheck | None:
     if arguments.grammar_backend == "none" or arguments.skip_tokenizer_init:
         return None
-    return GuideCheck(any_whitespace=not arguments.constrained_json_disable_any_whitespace)
+
+    def vocabulary() -> list[bytes]:
+        xgrammar = importlib.import_module("xgrammar")
+        size = manager.model_config.vocab_size
+        known = xgrammar.TokenizerInfo.from_huggingface(manager.tokenizer, vocab_size=size)
+        return known.decoded_vocab
+
+    return GuideCheck(
+        vocabulary,
+        any_whitespace=not arguments.constrained_json_disable_any_whitespace,
+        max_whitespace_cnt=arguments.constrained_json_max_whitespace_cnt,
+    )
 
 
 def _own_features(guides: GuideCheck | None) -> tuple[Feature, ...]:

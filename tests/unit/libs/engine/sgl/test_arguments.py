@@ -93,7 +93,18 @@ def test_the_cpu_platform_is_selected_by_name():
 def test_on_cuda_the_stock_platform_stands():
     """No platform is named, and only the KV plugin is let in."""
     chosen = choose_environment(cuda=True, local_model=False, architecture="Qwen3ForCausalLM")
-    assert chosen == {"SGLANG_PLUGINS": "pdbus_ucx", "TOKENIZERS_PARALLELISM": "false"}
+    guides = {name for name in chosen if name.startswith("SGLANG_GRAMMAR_")}
+    rest = {name: text for name, text in chosen.items() if name not in guides}
+    assert rest == {"SGLANG_PLUGINS": "pdbus_ucx", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def test_a_guide_that_compiles_for_ever_is_given_up():
+    """The looks for a compiled guide are bounded, and each is short beside a step."""
+    chosen = choose_environment(cuda=True, local_model=False)
+    looks = int(chosen["SGLANG_GRAMMAR_MAX_POLL_ITERATIONS"])
+    pause = float(chosen["SGLANG_GRAMMAR_POLL_INTERVAL"])
+    assert 10 <= looks * pause <= 30
+    assert pause <= 0.005
 
 
 @pytest.mark.parametrize(
