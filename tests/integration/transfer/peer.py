@@ -19,6 +19,8 @@ PAGE_BYTES = (384, 384, 1024)
 ROW_BYTES = (64, 8)
 PAGES = 4096
 
+MODULE = "tests.integration.transfer.peer_process"
+
 _names = itertools.count(1)
 
 
@@ -28,6 +30,7 @@ class Peer:
     def __init__(self, **config: Any) -> None:
         settings = {"lanes": ["sysv"], "checksum_every": 1, **config.pop("settings", {})}
         environment = config.pop("environment", {})
+        prefix = config.pop("prefix", ())
         self._config = {
             "seed": next(_names),
             "pages": PAGES,
@@ -41,7 +44,7 @@ class Peer:
         }
         mine, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.transfer.peer_process", str(theirs.fileno())],
+            [*prefix, sys.executable, "-m", MODULE, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             cwd=ROOT,
             env={**os.environ, **environment},

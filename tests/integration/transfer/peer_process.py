@@ -256,11 +256,34 @@ class Process:
             port.progress()
         port.close()
 
+    def fetch_all(self, source: str, rooms: dict[str, list[int]]) -> None:
+        """Begin to fetch several rooms."""
+        for room, pages in rooms.items():
+            self.fetch(source, int(room), pages, row=0, tokens=len(pages))
+
+    def wait_all(self, side: str) -> dict[str, int]:
+        """Wait for the end of all rooms of a side, forget them, and count their states."""
+        ends: dict[str, int] = {}
+        for place in [place for place in self.handles if place[0] == side]:
+            handle = self.handles.pop(place)
+            end = time.monotonic() + 20
+            while handle.state not in FINAL and time.monotonic() < end:
+                time.sleep(POLL_S)
+            ends[handle.state.name] = ends.get(handle.state.name, 0) + 1
+        self.reports.clear()
+        return ends
+
     def resources(self) -> dict[str, float]:
         """Return what this process holds."""
         status = Path("/proc/self/maps").read_text()
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        facts = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
         return {
+            "rss": int(facts["VmRSS"].split()[0]) << 10,
+            "locked": int(facts["VmLck"].split()[0]) << 10,
+            "maps": status.count("\n"),
             "fds": len(list(Path("/proc/self/fd").iterdir())),
             "segments": status.count("/SYSV"),
             "threads": threading.active_count(),
