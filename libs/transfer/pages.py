@@ -76,17 +76,10 @@ class PageStore:
         """Copy the start of `slab` into one row of each auxiliary buffer; return the bytes read."""
         return _scatter(self._rows, self.layout.row_bytes, np.array([row]), slab)
 
-
-    def runs(self, pages: Pages, row: int | None, least: int = 0) -> Table | None:
-        """Return where pages and a row are, in the order in which they are gathered.
-
-        None if the runs have fewer than `least` bytes on average.
-        """
-        parts = [self._page_runs(pages)]
-        if row is not None:
-            parts.append(self._row_runs(row))
-        table = np.concatenate(parts)
-        return table if int(table["length"].sum()) >= least * len(table) else None
+    def runs(self, pages: Pages, row: int | None) -> Table:
+        """Return where pages and a row are, in the order in which they are gathered."""
+        table = self._page_runs(pages)
+        return table if row is None else np.concatenate((table, self._row_runs(row)))
 
     def _page_runs(self, pages: Pages) -> Table:
         if not len(pages):

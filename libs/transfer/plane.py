@@ -21,11 +21,12 @@ from libs.transfer.environment import excluded_lanes
 from libs.transfer.links import DecodeSide, Parts, PrefillSide
 from libs.transfer.links.door import wire_layout
 from libs.transfer.pages import Pages, PageStore
+from libs.transfer.reach import blocked
 from libs.transfer.rooms import FetchRoom, OfferRoom
 from libs.transfer.ucx import LaneContext, Loop, host_identity
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Room
-from proto.kv import PeerAddress, TransferReport
+from proto.kv import Lane, PeerAddress, TransferReport
 from proto.pairs import PairProbe
 
 __all__ = ["UcxPlane"]
@@ -204,7 +205,7 @@ class UcxPlane:
     def _begin(self) -> None:
         parts = self._parts
         try:
-            parts.excluded.update(excluded_lanes(self._settings.lanes, os.environ))
+            parts.excluded.update(_unusable(self._settings.lanes))
             for lane in self._settings.lanes:
                 if lane not in parts.excluded:
                     parts.contexts[lane] = LaneContext(lane, self._settings.interface)
@@ -249,3 +250,18 @@ class UcxPlane:
         self._prefill.close()
         self._parts.contexts.clear()
         self._settle()
+
+
+def _unusable(lanes: Sequence[Lane]) -> dict[Lane, str]:
+    """Return the lanes that cannot be had here, and why.
+
+    Raises:
+        PdbusError: that are all (`lane_refused`).
+    """
+    found = excluded_lanes(lanes, os.environ)
+    reason = blocked() if Lane.CMA in lanes else None
+    if reason is not None:
+        found.setdefault(Lane.CMA, reason)
+    if found.keys() >= set(lanes):
+        raise PdbusError(ErrorCode.LANE_REFUSED, "; ".join(found.values()))
+    return found

@@ -52,6 +52,7 @@ __all__ = [
     "data_tag",
     "is_intact",
     "pack",
+    "proof_of",
     "seal_chunk",
     "ticket_of",
     "unpack",
@@ -84,6 +85,7 @@ _FACTS = struct.Struct("<IIQIIIIQQQ")
 _U32 = struct.Struct("<I")
 _DIGEST_AT = HEADER_BYTES - _U32.size
 """Where the checksum over the payload stands in a header."""
+_DIGITS = frozenset("0123456789abcdef")
 _LAST = 1
 _CHECKED = 2
 _ENTRIES_SHIFT = 8
@@ -236,6 +238,11 @@ class ChunkHeader:
 def data_tag(slot: int) -> int:
     """Return the tag of the receive posted for a slab."""
     return _DATA_TAG | slot
+
+
+def proof_of(nonce: str) -> int:
+    """Return the word in prefill's memory that shows decode whose memory it reads."""
+    return int(nonce[:16], 16) if set(nonce[:16]) <= _DIGITS else 0
 
 
 def pack(message: Control) -> bytes:

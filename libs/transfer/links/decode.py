@@ -29,6 +29,8 @@ class DecodeSide:
         self._parts = parts
         self._links: dict[str, Inbound] = {}
         self._fetches: dict[Room, FetchRoom] = {}
+        self._unreadable: dict[str, str] = {}
+        """Prefill engines whose memory cannot be read, and why."""
 
     @property
     def open_rooms(self) -> int:
@@ -75,7 +77,10 @@ class DecodeSide:
         if link is not None:
             self._drop(link)
         parts = self._parts
-        lane = choose_lane(parts.allowed_lanes, parts.host, source)
+        lanes = parts.allowed_lanes
+        if source.incarnation in self._unreadable:
+            lanes = tuple(lane for lane in lanes if lane is not Lane.CMA)
+        lane = choose_lane(lanes, parts.host, source)
         if lane is None:
             return TransferFailure(ErrorCode.LANE_REFUSED, self._why_no_lane(source))
         try:
@@ -168,6 +173,8 @@ class DecodeSide:
     def _why_no_lane(self, source: PeerAddress) -> str:
         parts = self._parts
         other = choose_lane(tuple(parts.contexts), parts.host, source)
+        if source.incarnation in self._unreadable and Lane.CMA in parts.settings.required:
+            return self._unreadable[source.incarnation]
         if other is not None:
             wanted = ", ".join(parts.settings.required)
             return f"only lane {other} leads to prefill, required is {wanted}"
@@ -198,4 +205,25 @@ class DecodeSide:
         self._parts.loop.remove(link)
         if link.ended is not None and link.up and not link.polite:
             self._parts.stats.peers_lost += 1
+        rooms = self._spared(link)
         link.close()
+        for fetch in rooms:
+            self._ask_again(link.source, fetch)
+
+    def _spared(self, link: Inbound) -> list[FetchRoom]:
+        """Take the rooms of a link that never came up because another lane must be used."""
+        if not link.unreadable:
+            return []
+        self._unreadable[link.source.incarnation] = link.unreadable
+        rooms = list(link.rooms.values())
+        link.rooms.clear()
+        return rooms
+
+    def _ask_again(self, source: PeerAddress, fetch: FetchRoom) -> None:
+        other = self.connect(source)
+        if isinstance(other, TransferFailure):
+            fetch.fail(other.code, other.detail)
+            self._finish(fetch)
+        else:
+            other.ask(fetch)
+            self._parts.loop.touch(other)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,14 @@ import numpy.typing as npt
 from libs.transfer.api import PlaneStats, RoomState, TransferFailure
 from libs.transfer.links.probe import Prober
 from libs.transfer.links.watch import ProcessWatch
+from libs.transfer.reach import peek
 from libs.transfer.rooms import FetchRoom
 from libs.transfer.ucx import Channel, LaneContext, Line, Loop, Operation, TransportError
 from libs.transfer.wire import (
     CONTROL_TAG,
     FULL_TAG_MASK,
     Bye,
+    ChunkHeader,
     Control,
     Credit,
     Hello,
@@ -28,16 +31,20 @@ from libs.transfer.wire import (
     Stop,
     Welcome,
     data_tag,
+    proof_of,
     unseal_chunk,
 )
 from proto.base import ProtocolError
 from proto.errors import ErrorCode
 from proto.ids import Room
-from proto.kv import PeerAddress
+from proto.kv import Lane, PeerAddress
 
 __all__ = ["Inbound"]
 
 Bytes = npt.NDArray[np.uint8]
+
+_DEATH_S = 0.2
+"""How long a peer whose memory is gone may take to be gone itself."""
 
 
 @dataclass(slots=True)
@@ -88,6 +95,9 @@ class Inbound:
         """Why the link is over; its owner then closes it."""
         self.polite = False
         """Whether the peer said that it would go."""
+        self.unreadable = ""
+        """Why the cma lane cannot be had with this peer; the link is over then."""
+        self._pid = 0
         self.since = time.monotonic()
         self._stats = stats
         self._moved = moved
@@ -208,6 +218,9 @@ class Inbound:
         if message.nonce != self._greeting.nonce or self.up or self._door is None:
             self._stats.malformed_messages += 1
             return
+        if self.lane is Lane.CMA and not self._can_read(message):
+            return
+        self._pid = message.pid
         self._peer = self._port.connect(message.worker, self._lost)
         self._port.drop(self._door)
         self._door = None
@@ -217,6 +230,19 @@ class Inbound:
         waiting, self._waiting = self._waiting, []
         for earlier in waiting:
             self._say(earlier)
+
+    def _can_read(self, message: Welcome) -> bool:
+        """Whether the peer's memory can be read, and is the peer's."""
+        try:
+            seen = peek(message.pid, message.proof)
+        except OSError as error:
+            self.unreadable = f"lane cma is blocked: reading prefill's memory: {error.strerror}"
+        else:
+            if seen != proof_of(self._greeting.nonce):
+                self.unreadable = "lane cma is blocked: prefill's memory is somebody else's"
+        if self.unreadable:
+            self._end(ErrorCode.LANE_REFUSED, self.unreadable)
+        return not self.unreadable
 
     def _ready(self, room: Room) -> None:
         fetch = self.rooms.get(room)
@@ -237,7 +263,7 @@ class Inbound:
             self._stats.malformed_messages += 1
             header = None
         fetch = self.rooms.get(header.room) if header else None
-        if header and fetch and fetch.accept(header, slot.slab, same_clock=self._same_host):
+        if header and fetch and self._accept(fetch, header, slot.slab):
             self._stats.bytes_received += header.payload
             self._stats.note_lane(self.lane, header.payload)
             self._after(fetch)
@@ -246,10 +272,25 @@ class Inbound:
         slot.posted = self._port.receive(slot.slab, data_tag(slot.number))
         self._slots.append(slot)
         self._owed.append(slot.number)
-        # Half of the slabs may wait for company: prefill still has the other half.
-        if len(self._owed) * 2 >= len(self._slots):
+        # Half of the slabs may wait for company: prefill still has the other half. Not where the
+        # chunk is still in prefill's pages.
+        if len(self._owed) * 2 >= len(self._slots) or (header and header.entries):
             self._say(Credit(slots=tuple(self._owed)))
             self._owed.clear()
+
+    def _accept(self, fetch: FetchRoom, header: ChunkHeader, slab: Bytes) -> bool:
+        try:
+            return fetch.accept(header, slab, same_clock=self._same_host, pid=self._pid)
+        except OSError as error:
+            # The memory of a process that dies goes first; its death is told a moment later.
+            detail = f"prefill's memory cannot be read: {error.strerror}"
+            self._loop.later(_DEATH_S, partial(self._unread, fetch, detail))
+            return False
+
+    def _unread(self, fetch: FetchRoom, detail: str) -> None:
+        if self.rooms.get(fetch.room) is fetch:
+            fetch.fail(ErrorCode.KV_TRANSFER_FAILED, detail)
+            self._after(fetch)
 
     def _after(self, fetch: FetchRoom) -> None:
         if fetch.state is RoomState.DONE:

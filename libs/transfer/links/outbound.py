@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from libs.transfer.api import TransferFailure
 from libs.transfer.links.parts import Parts
 from libs.transfer.links.probe import Answers
 from libs.transfer.links.watch import ProcessWatch
-from libs.transfer.rooms import OfferRoom
+from libs.transfer.rooms import Filled, OfferRoom
 from libs.transfer.ucx import Channel, LaneContext, Line, Operation, TransportError
 from libs.transfer.wire import (
     CONTROL_TAG,
@@ -31,9 +32,11 @@ from libs.transfer.wire import (
     Want,
     Welcome,
     data_tag,
+    proof_of,
 )
 from proto.errors import ErrorCode
 from proto.ids import Room
+from proto.kv import Lane
 
 __all__ = ["Outbound", "Prefill"]
 
@@ -57,6 +60,15 @@ class Prefill(Protocol):
     def moved(self, offer: OfferRoom) -> None:
         """An offer may have come further, or to its end."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A chunk on its way, and the slab that it needs until it is taken."""
+
+    offer: OfferRoom
+    last: bool
+    slab: Bytes | None
 
 
 class Outbound:
@@ -96,7 +108,10 @@ class Outbound:
         self._queue: deque[OfferRoom] = deque()
         self._slabs: list[Bytes] = []
         self._made = 0
-        self._sending: deque[tuple[Operation, Bytes, OfferRoom, bool]] = deque()
+        self._sending: deque[tuple[Operation, _Lent]] = deque()
+        self._lent: dict[int, _Lent] = {}
+        """On the cma lane: chunks that decode has not taken yet, by their slot."""
+        self._proof = np.array([proof_of(hello.nonce)], np.uint64)
         self._port = context.port()
         self.fd = self._port.fd
         try:
@@ -167,12 +182,14 @@ class Outbound:
             self._watch.close()
         self._port.close()
         self._sending.clear()
+        self._lent.clear()
         self._queue.clear()
 
     def _answer(self) -> Welcome | Refused:
         nonce = self.hello.nonce
         if self.refusal is None:
-            return Welcome(nonce=nonce, worker=self._port.address, pid=os.getpid())
+            proof = self._proof.ctypes.data if self.lane is Lane.CMA else 0
+            return Welcome(nonce=nonce, worker=self._port.address, pid=os.getpid(), proof=proof)
         return Refused(nonce=nonce, code=self.refusal.code, detail=self.refusal.detail)
 
     def _say(self, message: Control) -> None:
@@ -189,10 +206,9 @@ class Outbound:
             self._hear(message)
         sent = 0
         while self._sending and self._port.done(self._sending[0][0]):
-            _, slab, offer, last = self._sending.popleft()
-            self._slabs.append(slab)
-            offer.sent(last=last)
-            self._prefill.moved(offer)
+            _, lent = self._sending.popleft()
+            if self.lane is not Lane.CMA:
+                self._taken(lent)
             sent += 1
         answered = self._answers.collect()
         return self._pump() or bool(messages or sent or answered)
@@ -220,6 +236,16 @@ class Outbound:
             if slot < self.hello.slots and slot not in self._granted:
                 self._granted.add(slot)
                 self._credits.append(slot)
+                lent = self._lent.pop(slot, None)
+                if lent is not None:
+                    self._taken(lent)
+
+    def _taken(self, lent: _Lent) -> None:
+        """Note that nothing of a chunk is needed here any more."""
+        if lent.slab is not None:
+            self._slabs.append(lent.slab)
+        lent.offer.sent(last=lent.last)
+        self._prefill.moved(lent.offer)
 
     def _pump(self) -> bool:
         """Send chunks, one of each room in turn, while there are credits and slabs."""
@@ -231,30 +257,31 @@ class Outbound:
                 break
             offer = self._queue.popleft()
             filled = offer.fill(slab)
-            if filled is None:
+            if filled is None or not filled.uses_slab:
                 self._slabs.append(slab)
+            if filled is None:
                 self._prefill.moved(offer)
                 continue
-            length, last = filled
-            self._send(peer, (offer, slab, length, last))
+            self._send(peer, filled, _Lent(offer, filled.last, slab if filled.uses_slab else None))
             if offer.has_chunk:
                 self._queue.append(offer)
             sent = True
         return sent
 
-    def _send(self, peer: Line, chunk: tuple[OfferRoom, Bytes, int, bool]) -> None:
-        offer, slab, length, last = chunk
+    def _send(self, peer: Line, chunk: Filled, lent: _Lent) -> None:
         slot = self._credits.popleft()
         self._granted.discard(slot)
         try:
-            operation = self._port.send(peer, slab[:length], data_tag(slot))
+            operation = self._port.send(peer, chunk.message, data_tag(slot))
         except TransportError as error:
             self._end(ErrorCode.DECODE_LOST, str(error))
             return
-        self._sending.append((operation, slab, offer, last))
-        self._stats.bytes_sent += length
-        self._stats.note_lane(self.lane, length)
-        self._prefill.moved(offer)
+        self._sending.append((operation, lent))
+        if self.lane is Lane.CMA:
+            self._lent[slot] = lent
+        self._stats.bytes_sent += chunk.payload
+        self._stats.note_lane(self.lane, chunk.payload)
+        self._prefill.moved(lent.offer)
 
     def _slab(self) -> Bytes | None:
         if self._slabs:

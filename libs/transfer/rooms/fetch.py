@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.reach import ENTRY, peek, pull
+from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want, is_intact
 from proto.errors import ErrorCode
 from proto.ids import Room
@@ -59,6 +59,8 @@ class FetchRoom:
         self._failure: TransferFailure | None = None
         self._report: TransferReport | None = None
         self._page = 0
+        self._forsaken = False
+        """Whether the sender's pages were given up while they were read."""
         now = time.monotonic()
         self._tally = Tally(asked=now, tokens=tokens)
         self._tally.expected = len(self._pages) * store.page_bytes + store.row_bytes
@@ -118,39 +120,81 @@ class FetchRoom:
             return f"no chunk within {transfer_s:g} s"
         return None
 
-    def accept(self, header: ChunkHeader, slab: Bytes, *, same_clock: bool) -> bool:
-        """Take a chunk into the pages; return False if the room is over and nothing was touched.
+    def accept(self, header: ChunkHeader, slab: Bytes, *, same_clock: bool, pid: int = 0) -> bool:
+        """Take a chunk into the pages; return False if it is of no use any more.
 
         Args:
             header: what the chunk says of itself.
-            slab: where it lies.
+            slab: where it lies, or where it says what to read.
             same_clock: whether the sender's monotonic clock is ours.
+            pid: the sender's process, if it is on this host.
+
+        Raises:
+            OSError: the chunk cannot be read out of the sender's memory.
         """
         arrived = time.monotonic()
         with self._lock:
-            if self._state in FINAL:
+            if self._state in FINAL or self._forsaken:
                 return False
             fault = self._fault(header)
             if fault:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
                 return True
-            if not is_intact(header, slab):
-                detail = f"chunk {header.sequence} is not what was sent"
-                self._end(TransferFailure(ErrorCode.TRANSFER_CORRUPT, detail))
+            pages = self._pages[self._page : self._page + header.pages]
+            if header.entries:
+                if not self._pull(header, slab, pages, pid):
+                    return self._state in FINAL
+            elif not self._is_intact(header, slab):
                 return True
+            else:
+                used = HEADER_BYTES + self._store.scatter_pages(pages, slab[HEADER_BYTES:])
+                if header.row_bytes:
+                    self._store.scatter_row(self._row, slab[used:])
+                self._tally.copy_s += time.monotonic() - arrived
             self._state = RoomState.MOVING
-            self._note(header, arrived, same_clock=same_clock)
-            end = self._page + header.pages
-            pages = self._pages[self._page : end]
-            used = HEADER_BYTES + self._store.scatter_pages(pages, slab[HEADER_BYTES:])
-            if header.row_bytes:
-                self._store.scatter_row(self._row, slab[used:])
-            self._page = end
+            # What is scattered had arrived before; what is read arrives by being read.
+            self._note(
+                header, time.monotonic() if header.entries else arrived, same_clock=same_clock
+            )
+            self._page += header.pages
             self._tally.moved += header.payload
-            self._tally.copy_s += time.monotonic() - arrived
             if header.last:
                 self._finish()
             return True
+
+    def _pull(self, header: ChunkHeader, slab: Bytes, pages: Pages, pid: int) -> bool:
+        """Read a chunk out of the sender's memory; return whether it is what was offered."""
+        table = slab[HEADER_BYTES : HEADER_BYTES + header.carried].view(ENTRY)
+        row = self._row if header.row_bytes else None
+        # It is, until it is known that it is not; an error leaves it so.
+        self._forsaken = True
+        try:
+            pull(pid, table[1:], self._store.runs(pages, row))
+            held = peek(pid, int(table["at"][0])) == self.room
+        except ValueError as error:
+            detail = f"chunk {header.sequence} cannot be read: {error}"
+            self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
+            return False
+        # Where the lease is over, prefill has given the room up and is about to say so.
+        self._forsaken = not held
+        return held and self._is_intact(header, slab, self._gathered(header, pages, row))
+
+    def _gathered(self, header: ChunkHeader, pages: Pages, row: int | None) -> Bytes | None:
+        """Return the payload of a checked chunk as it lies in the pages now."""
+        if not header.checked:
+            return None
+        payload = np.empty(header.payload, np.uint8)
+        used = self._store.gather_pages(pages, payload)
+        if row is not None:
+            self._store.gather_row(row, payload[used:])
+        return payload
+
+    def _is_intact(self, header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> bool:
+        if is_intact(header, slab, payload):
+            return True
+        detail = f"chunk {header.sequence} is not what was sent"
+        self._end(TransferFailure(ErrorCode.TRANSFER_CORRUPT, detail))
+        return False
 
     def _fault(self, header: ChunkHeader) -> str | None:
         place = self._skip + self._page

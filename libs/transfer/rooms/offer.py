@@ -18,18 +18,18 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.reach import Lease, Table, table_of
+from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
 from proto.errors import ErrorCode
 from proto.ids import Room
 from proto.kv import Lane, TransferReport
 
-__all__ = ["Filled", "OfferRoom"]
+__all__ = ["LEAST_RUN", "Filled", "OfferRoom"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_LEAST_RUN = 8 << 10
+LEAST_RUN = 8 << 10
 """Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
 
 
@@ -235,7 +235,7 @@ class OfferRoom:
         last = self._complete and end >= start + len(self._pages)
         row = self._row if last and want.row else None
         checked = is_checked(self.room, self._tally.chunks, self._checksum_every)
-        runs = None if self._lease is None or checked else store.runs(pages, row, _LEAST_RUN)
+        runs = None if self._lease is None or checked else self._whole_runs(pages, row)
         used = 0
         if runs is None:
             used = store.gather_pages(pages, slab[HEADER_BYTES:])
@@ -263,6 +263,11 @@ class OfferRoom:
         if runs is None:
             runs = table_of(((gathered.ctypes.data, used),))
         return *_point(header, self._lease, runs, gathered), used > 0
+
+    def _whole_runs(self, pages: Pages, row: int | None) -> Table | None:
+        """Return where pages and a row are, if they are in runs worth reading one by one."""
+        runs = self._store.runs(pages, row)
+        return runs if int(runs["length"].sum()) >= LEAST_RUN * len(runs) else None
 
     def _note(self, header: ChunkHeader, began: float) -> None:
         tally = self._tally

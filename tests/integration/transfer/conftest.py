@@ -32,7 +32,7 @@ def start() -> Iterator[Callable[..., Peer]]:
         peer.end()
 
 
-@pytest.fixture(scope="module", params=["sysv", "posix", "tcp"])
+@pytest.fixture(scope="module", params=["cma", "sysv", "posix", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
     """Return a prefill and a decode process that only have one lane, with small chunks."""
     settings = {"lanes": [request.param], "chunk_bytes": 64 << 10, "credits": 3}

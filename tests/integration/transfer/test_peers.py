@@ -13,7 +13,7 @@ from tests.integration.transfer.peer import PAGES, Peer
 pytestmark = pytest.mark.integration
 
 LONG = list(range(PAGES)) * 60
-LANES = pytest.mark.parametrize("lane", ["sysv", "tcp"])
+LANES = pytest.mark.parametrize("lane", ["cma", "sysv", "tcp"])
 
 
 def settings(lane: str, **more) -> dict[str, object]:

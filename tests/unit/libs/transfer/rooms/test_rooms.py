@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from libs.transfer.api import KvLayout, PagePool, RoomState
 from libs.transfer.pages import PageStore
 from libs.transfer.rooms import FetchRoom, OfferRoom
+from libs.transfer.rooms import offer as offers
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, unseal_chunk
 from proto.errors import ErrorCode
 from proto.ids import Room
@@ -64,15 +66,16 @@ def run(offer: OfferRoom, fetch: FetchRoom, slab: np.ndarray) -> int:
     chunks = 0
     while (filled := offer.fill(slab)) is not None:
         chunks += 1
-        assert fetch.accept(unseal_chunk(slab), slab, same_clock=True)
-        offer.sent(last=filled[1])
+        header = unseal_chunk(filled.message)
+        assert fetch.accept(header, filled.message, same_clock=True, pid=os.getpid())
+        offer.sent(last=filled.last)
     return chunks
 
 
-def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0):
+def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0, lane: Lane = Lane.SYSV):
     """Return both ends, matched."""
     offer, fetch = prefill.offer(), decode.fetch(pages, skip)
-    assert offer.match(fetch.want(), Lane.SYSV)
+    assert offer.match(fetch.want(), lane)
     fetch.ready()
     return offer, fetch
 
@@ -84,27 +87,32 @@ def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0):
     st.integers(0, 10),
     st.integers(1, 9),
     st.lists(st.integers(0, PAGES), max_size=4),
+    st.sampled_from([(Lane.SYSV, 0), (Lane.CMA, 0), (Lane.CMA, 1 << 30)]),
 )
-def test_any_cut_of_any_pages_arrives(
+def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     source: list[int],
     target: list[int],
     count: int,
     skip: int,
     per_slab: int,
     cuts: list[int],
+    way: tuple[Lane, int],
 ) -> None:
     """However pages are scattered, pushed and cut into chunks, the wanted ones arrive in place."""
     prefill, decode = Side(1), Side(2)
     skip = min(skip, count)
     pages, places = source[:count], target[: count - skip]
-    offer, fetch = linked(prefill, decode, places, skip)
+    lane, least = way
+    offer, fetch = linked(prefill, decode, places, skip, lane)
     slab = slab_for(per_slab)
     edges = sorted({0, count, *(min(cut, count) for cut in cuts)})
-    for first, end in itertools.pairwise(edges):
-        offer.push(pages[first:end], first_page=first, last=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offers, "LEAST_RUN", least)
+        for first, end in itertools.pairwise(edges):
+            offer.push(pages[first:end], first_page=first, last=False)
+            run(offer, fetch, slab)
+        offer.push([], first_page=count, last=True, row=2)
         run(offer, fetch, slab)
-    offer.push([], first_page=count, last=True, row=2)
-    run(offer, fetch, slab)
     assert (offer.state, fetch.state) == (RoomState.DONE, RoomState.DONE)
     for there, here in zip(prefill.pages, decode.pages, strict=True):
         assert (there[pages[skip:]] == here[places]).all()
@@ -112,6 +120,30 @@ def test_any_cut_of_any_pages_arrives(
     for report in (offer.report, fetch.report):
         assert report is not None
         assert report.moved_bytes == report.expected_bytes == len(places) * PAGE + ROW
+
+
+@pytest.mark.parametrize("least", [0, 1 << 30])
+def test_what_is_read_after_prefill_lets_go_is_thrown_away(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the cma lane a chunk whose room was given up before decode read it counts for nothing."""
+    monkeypatch.setattr(offers, "LEAST_RUN", least)
+    prefill, decode = Side(1), Side(2)
+    offer, fetch = linked(prefill, decode, [1, 2], lane=Lane.CMA)
+    offer.push([3], first_page=0, last=False)
+    offer.push([4], first_page=1, last=True, row=0)
+    filled = offer.fill(slab_for(1))
+    later = offer.fill(slab_for(1))
+    assert filled is not None
+    assert later is not None
+    offer.abort("reused")
+    for chunk in (filled, later):
+        header = unseal_chunk(chunk.message)
+        assert not fetch.accept(header, chunk.message, same_clock=True, pid=os.getpid())
+    assert fetch.state is RoomState.READY
+    assert fetch.fail(ErrorCode.CANCELLED, "prefill says so")
+    assert fetch.report is not None
+    assert fetch.report.moved_bytes == 0
 
 
 def test_a_room_walks_through_its_states() -> None:
@@ -130,7 +162,7 @@ def test_a_room_walks_through_its_states() -> None:
     filled = offer.fill(slab)
     assert filled is not None
     assert offer.state is RoomState.MOVING
-    offer.sent(last=filled[1])
+    offer.sent(last=filled.last)
     assert offer.state is RoomState.DONE
 
 

@@ -49,7 +49,7 @@ def test_tcp_may_be_bound_to_an_interface() -> None:
     assert "NET_DEVICES" not in lane_options(T, None)
 
 
-@pytest.mark.parametrize("lane", [Lane.CMA, Lane.RC, Lane.CUDA_IPC, Lane.LOCAL, Lane.UNKNOWN])
+@pytest.mark.parametrize("lane", [Lane.RC, Lane.CUDA_IPC, Lane.LOCAL, Lane.UNKNOWN])
 def test_a_lane_that_cannot_run_alone_is_refused(lane: Lane) -> None:
     """There is no silent substitute for a lane."""
     with pytest.raises(PdbusError) as caught:
