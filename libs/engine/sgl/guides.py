@@ -2,8 +2,8 @@
 
 The scheduler ends a request whose guide it cannot compile, but it logs the guide; a guide that
 leaves no token to say ends as an error of the engine; and one that takes minutes to compile cannot
-be stopped. A guide is therefore compiled here first, for two samples of the vocabulary, on threads
-that nobody waits for long. What both take tells what the whole vocabulary would take.
+be stopped. A guide is therefore compiled here first, for growing samples of the vocabulary, on
+threads that nobody waits for long. What they take tells what the whole vocabulary would take.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ _MOST_CHARACTERS = {
     GuideKind.REGEX: 1 << 14,
     GuideKind.EBNF: 1 << 16,
 }
-_MOST_S = 5.0
+_MOST_S = 10.0
 """How long a request waits for the verdict."""
 _MOST_CPU_S = 10.0
 """What the scheduler may spend on a guide; for a usual one it is some milliseconds."""
-_SAMPLES = (256, 2048)
+_SAMPLES = (0, 32, 2048)
 """About so many tokens of a vocabulary, beside all single bytes."""
+_NOISE_S = 0.05
+_NOISE = 0.5
+"""What the time of one sample may be above that of a smaller one for no reason."""
 _THREADS = 2
 _REMEMBERED = 512
 _BYTES = 256
@@ -107,14 +110,22 @@ class GuideCheck:
                 compiled = self._compiled(guide, sample)
                 sizes.append(size)
                 seconds.append(time.thread_time() - begin)
+                if self._foreseen(sizes, seconds) > _MOST_CPU_S:
+                    return "the guide is too complex"
         except (RuntimeError, ValueError, RecursionError) as error:
             return f"the guide cannot be compiled: {_without_place(str(error))}"
-        if not self._begins(compiled, sizes[-1]):
-            return "no answer can follow the guide"
-        # A part of the work is the same for any vocabulary; the rest grows with it.
-        each = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
-        whole = seconds[-1] + each * max(0, self._tokens - sizes[-1])
-        return "the guide is too complex" if whole > _MOST_CPU_S else ""
+        return "" if self._begins(compiled, sizes[-1]) else "no answer can follow the guide"
+
+    def _foreseen(self, sizes: list[int], seconds: list[float]) -> float:
+        """Return how many seconds the whole vocabulary would take.
+
+        A part of the work is the same for any vocabulary; the rest grows with it.
+        """
+        more = seconds[-1] - seconds[0]
+        if more < _NOISE_S + _NOISE * seconds[0]:
+            return seconds[-1]
+        each = more / (sizes[-1] - sizes[0])
+        return seconds[-1] + each * max(0, self._tokens - sizes[-1])
 
     def _compiled(self, guide: Guide, sample: Any) -> Any:
         compiler = self._xgrammar.GrammarCompiler(sample, max_threads=1, cache_enabled=False)
@@ -140,7 +151,7 @@ class GuideCheck:
             self._tokens = len(tokens)
             bytes_ = [bytes([byte]) for byte in range(_BYTES)]
             for most in _SAMPLES:
-                drawn = tokens[:: max(1, len(tokens) // most)]
+                drawn = tokens[:: max(1, len(tokens) // most)] if most else ()
                 sample = bytes_ + [token for token in drawn if len(token) > 1]
                 info = self._xgrammar.TokenizerInfo(
                     sample,
