@@ -14,7 +14,7 @@ ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test judge-sglang parity bench-path bench-edge sim chaos fuzz-edge soak cancels lock generate clean
+.PHONY: help setup setup-dev run check test judge-sglang judge-text parity bench-path bench-edge sim chaos fuzz-edge soak soak-kv cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -60,11 +60,17 @@ fuzz-edge: setup-dev ## Send CASES (20000) made-up requests to the REST edge, fr
 soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscriptions grow.
 	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)
 
+soak-kv: setup-dev ## Move 20,000 transfers and let 50 peers die: what the data plane holds stays flat.
+	@$(BIN)/python -m pytest tests/integration/transfer/test_soak.py -m slow -q -s
+
 cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.
 	@$(BIN)/python -m tests.chaos.cancels --count $(or $(COUNT),2000)
 
 judge-sglang: setup ## Abort, kill and cancel in every phase of a real SGLang pair (CANCELS=100).
 	@$(BIN)/python -m ops.bench.judge --cancels $(or $(CANCELS),100)
+
+judge-text: setup-dev ## Ask SmolLM2 through the whole product: text, stops, log-probabilities, schemas, calls.
+	@$(BIN)/python -m pytest tests/integration/sglang/test_answers.py -m slow
 
 parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token by token.
 	@$(BIN)/python -m ops.bench.parity

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 CASES = {
+    *(f"API-{n:02d}" for n in (1, 2, 3, 4, 6, 7, 9, 10, 11, 13, 15, 17, 19, 20, 21)),
     *(f"CAN-{n:02d}" for n in (1, 2, 3, 5, 6, 8)),
     *(f"PD-{n:02d}" for n in (1, 2, 3, 4, 5, 7, 11, 12, 13, 16)),
     *(f"RT-{n:02d}" for n in (1, 4, 10, 11)),
@@ -19,7 +20,7 @@ CASES = {
     *(f"OPS-{n:02d}" for n in (3, 4, 5, 8)),
     *(f"OBS-{n:02d}" for n in (1, 3)),
 }
-"""What can be had without a GPU, of the families that are about the request protocol."""
+"""What can be had without a GPU, of the families that are about the API and its requests."""
 
 ROW = re.compile(r"^\| ([A-Z]+-\d\d) \| (.*) \| .*\|$")
 

@@ -16,7 +16,7 @@ from tests.support.words import NAME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
-TEXT = 'Grüße, \U0001f468‍\U0001f469‍\U0001f467! "quoted"\n\tnew line'
+TEXT = 'Grüße, \U0001f468\u200d\U0001f469\u200d\U0001f467! "quoted"\n\tnew line'
 TOOL = {
     "type": "function",
     "function": {

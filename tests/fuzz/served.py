@@ -31,7 +31,7 @@ from tests.unit.services.gateway.rig import (
 __all__ = ["served"]
 
 _ID = (5).to_bytes(4, "little")
-_TEXTS = ("Plain", " text", " \U0001f468‍\U0001f469", "\n\ndata: [DONE]\n\n", '"\\u0000"')
+_TEXTS = ("Plain", " text", " \U0001f468\u200d\U0001f469", "\n\ndata: [DONE]\n\n", '"\\u0000"')
 _LIMIT_S = 10.0
 _CONTEXT = 1 << 31
 

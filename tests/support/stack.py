@@ -129,14 +129,16 @@ def start_stack(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     program: str = "ops.cli",
+    engine: str = "scripted",
 ) -> RunningStack:
-    """Start `pdbus up` with the scripted engine on free ports, and do not wait for it.
+    """Start `pdbus up` on free ports, and do not wait for it.
 
     Args:
         state_dir: an empty folder.
         arguments: further options of `pdbus up`, such as `--prefill=2`.
         env: variables for all processes, such as `PDBUS_DECODE_SLOTS`.
         program: the module to run; it takes the arguments of `pdbus`.
+        engine: what runs the model.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     command = [
@@ -144,7 +146,7 @@ def start_stack(
         "-m",
         program,
         "up",
-        "--engine=scripted",
+        f"--engine={engine}",
         "--port=0",
         f"--state-dir={state_dir}",
         *arguments,
@@ -163,15 +165,19 @@ def start_stack(
 
 @contextmanager
 def run_stack(
-    state_dir: Path, *arguments: str, env: Mapping[str, str] | None = None
+    state_dir: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    engine: str = "scripted",
+    ready_s: float = READY_TIMEOUT_S,
 ) -> Iterator[RunningStack]:
-    """Run `pdbus up` with the scripted engine on free ports for the length of the context.
+    """Run `pdbus up` on free ports for the length of the context.
 
-    The arguments are those of `start_stack`.
+    The arguments are those of `start_stack`; `ready_s` bounds the time until all are ready.
     """
-    stack = start_stack(state_dir, *arguments, env=env)
+    stack = start_stack(state_dir, *arguments, env=env, engine=engine)
     try:
-        stack.wait_ready()
+        stack.wait_ready(ready_s)
         yield stack
     finally:
         stack.stop()
