@@ -7,6 +7,8 @@ are slow; `python -m ops.bench.judge` prints the whole table.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,9 +20,13 @@ from ops.bench.parity import CASES, compare_on
 from ops.bench.prompts import prompt
 from ops.bench.rig import Rig, greedy, job_for
 from proto.errors import ErrorCode
+from proto.gateway import FinishReason
 from proto.host import JobFailed, JobFinished, JobKind
 from proto.kv import Lane, PeerAddress
+from proto.output import Parsing
+from proto.sampling import Guide, GuideKind
 from proto.workers import Role
+from tests.support.said import Said, drawn
 
 pytestmark = [
     pytest.mark.integration,
@@ -105,6 +111,129 @@ async def test_the_transfer_is_reported(engines: Rig, model: ModelFolder):
     assert answer.prefill.forward_s > 0
     assert 0 < answer.last.wait_kv_s < answer.total_s
     assert answer.last.completion_tokens == 4
+
+
+async def test_log_probabilities_of_the_pair_are_those_of_one_engine(
+    engines: Rig, model: ModelFolder
+):
+    """Each token has one entry with three others, and the first one comes from prefill."""
+    ids, wanted = prompt(model.path, 150, 81), drawn(6, logprobs=3)
+    split = await Said.by_the_pair(engines, ids, wanted)
+    alone = await Said.by_one(engines, ids, wanted)
+    assert [entry.token for entry in split.logprobs] == split.ids == alone.ids
+    assert [len(entry.top) for entry in split.logprobs] == [3] * 6
+    for ours, theirs in zip(split.logprobs, alone.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        assert ours.top[0] == (ours.token, ours.logprob)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    without = await Said.by_the_pair(engines, ids, drawn(6))
+    assert (without.ids, without.logprobs) == (split.ids, [])
+
+
+@pytest.mark.parametrize(
+    ("guide", "right"),
+    [
+        (Guide(kind=GuideKind.REGEX, text="(yes|no) [0-9]{3}"), r"(yes|no) [0-9]{3}"),
+        (Guide(kind=GuideKind.EBNF, text='root ::= "he" "llo"'), "hello"),
+        (
+            Guide(
+                kind=GuideKind.JSON_SCHEMA,
+                text='{"type": "object", "properties": {"n": {"type": "integer"}, "ok": '
+                '{"type": "boolean"}}, "required": ["n", "ok"], "additionalProperties": false}',
+            ),
+            r'\{\s*"n"\s*:\s*-?[0-9]+\s*,\s*"ok"\s*:\s*(true|false)\s*\}',
+        ),
+    ],
+)
+async def test_guided_answers_match(engines: Rig, model: ModelFolder, guide: Guide, right: str):
+    """The pair's answer matches from its first token, which prefill drew, to its end."""
+    ids = prompt(model.path, 60, 82)
+    said = await Said.by_the_pair(engines, ids, drawn(120, guide=guide))
+    assert re.fullmatch(right, said.text), said.text
+    assert said.end is not None
+    assert said.end.finish is FinishReason.STOP
+    assert said.text == (await Said.by_one(engines, ids, drawn(120, guide=guide))).text
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide(kind=GuideKind.REGEX, text="(["),
+        Guide(kind=GuideKind.JSON_SCHEMA, text='{"type": "nosuch"}'),
+        Guide(kind=GuideKind.JSON_SCHEMA, text='{"type": "string", "pattern": "(["}'),
+        Guide(kind=GuideKind.JSON_SCHEMA, text='{"$ref": "#"}'),
+        Guide(kind=GuideKind.EBNF, text="root ::= nosuch"),
+    ],
+)
+async def test_a_broken_guide_is_the_end_of_its_request_only(
+    engines: Rig, model: ModelFolder, guide: Guide
+):
+    """Each side refuses it by itself with a reason, holds nothing, and serves the next one."""
+    ids = prompt(model.path, 60, 83)
+    async with asyncio.timeout(10):
+        answer = await engines.split(ids, drawn(8, guide=guide))
+    for end in (answer.prefill, answer.last):
+        assert isinstance(end, JobFailed)
+        assert end.code is ErrorCode.INVALID_VALUE
+    assert await _nothing_held(engines)
+    assert (await engines.split(ids, greedy(2))).failure == ""
+
+
+async def test_stop_strings_end_the_text_before_them(engines: Rig, model: ModelFolder):
+    """A stop string in the first token, and one that ends in a later token, never show."""
+    ids = prompt(model.path, 60, 84)
+    whole = (await Said.by_the_pair(engines, ids, drawn(10))).text
+    for stop in (whole[:2], whole[3:9]):
+        said = await Said.by_the_pair(engines, ids, drawn(10, stop=(stop,)))
+        assert said.text == whole[: whole.index(stop)]
+        assert said.end is not None
+        assert said.end.finish is FinishReason.STOP
+
+
+async def test_biases_and_least_lengths_hold_on_both_sides(engines: Rig, model: ModelFolder):
+    """Forced, banned and stopping tokens are so for the first token, too."""
+    ids, word = prompt(model.path, 60, 85), 11000
+    free = await Said.by_the_pair(engines, ids, drawn(4))
+    forced = await Said.by_the_pair(engines, ids, drawn(4, logit_bias=((word, 100.0),)))
+    assert forced.ids == [word] * 4
+    banned = await Said.by_the_pair(engines, ids, drawn(4, logit_bias=((free.ids[0], -100.0),)))
+    assert banned.ids[0] != free.ids[0]
+    ends = {"stop_token_ids": (free.ids[0],)}
+    assert len((await Said.by_the_pair(engines, ids, drawn(4, **ends))).ids) == 1
+    assert len((await Said.by_the_pair(engines, ids, drawn(4, min_tokens=4, **ends))).ids) == 4
+
+
+async def test_a_salt_parts_the_prefix_cache(engines: Rig, model: ModelFolder):
+    """A prompt is found in the cache again, but not by a request of another salt."""
+    ids = prompt(model.path, 160, 86)
+    found: list[int] = []
+    for salt in ("", "", "a", "a", "b"):
+        said = await Said.by_the_pair(engines, ids, drawn(2), cache_salt=salt)
+        assert isinstance(said.prefill, JobFinished)
+        found.append(said.prefill.cached_tokens)
+    assert found == [0, found[1], 0, found[1], 0]
+    assert found[1] >= 100
+
+
+async def test_forced_calls_are_told_apart(engines: Rig, model: ModelFolder):
+    """A guide makes an array of calls, and decode gives them as calls and not as text."""
+    ids = prompt(model.path, 60, 87)
+    guide = Guide(
+        kind=GuideKind.JSON_SCHEMA,
+        text='{"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "object", '
+        '"properties": {"name": {"enum": ["get_time"]}, "parameters": {"type": "object", '
+        '"properties": {"zone": {"type": "integer"}}, "required": ["zone"], '
+        '"additionalProperties": false}}, "required": ["name", "parameters"], '
+        '"additionalProperties": false}}',
+    )
+    parsing = Parsing(tools='[{"type": "function", "function": {"name": "get_time"}}]', forced=True)
+    said = await Said.by_the_pair(engines, ids, drawn(200, guide=guide), parsing=parsing)
+    assert said.text == ""
+    assert said.end is not None
+    assert said.end.finish is FinishReason.TOOL_CALLS
+    assert [name for name, _ in said.calls] == ["get_time", "get_time"]
+    for _, arguments in said.calls:
+        assert isinstance(json.loads(arguments)["zone"], int)
 
 
 async def test_a_request_that_nobody_meets_ends_by_its_deadline(engines: Rig, model: ModelFolder):
