@@ -211,18 +211,20 @@ class ScriptedEngine:
         clock = self._clock
         while True:
             self._wake.clear()
-            step = batch.plan(clock.monotonic())
+            now = clock.monotonic()
+            step = batch.plan(now)
             if step.empty:
-                await self._idle(batch)
+                await self._idle(batch, now)
                 continue
             await clock.sleep(step.seconds)
             batch.apply(step, clock.monotonic())
 
-    async def _idle(self, batch: Batch) -> None:
-        now = self._clock.monotonic()
-        until = batch.next_time(now)
+    async def _idle(self, batch: Batch, planned: float) -> None:
+        # What has fallen due since the plan was made was not part of it.
+        until = batch.next_time(planned)
+        left = max(0.0, until - self._clock.monotonic())
         with suppress(TimeoutError):  # a held job may go on
-            async with asyncio.timeout(until - now if isfinite(until) else None):
+            async with asyncio.timeout(left if isfinite(until) else None):
                 await self._wake.wait()
 
     def _stream(self, job: Job) -> OutputStream:
