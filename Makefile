@@ -14,7 +14,7 @@ ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test judge-sglang judge-text parity bench-path bench-edge sim chaos fuzz-edge soak soak-kv cancels lock generate clean
+.PHONY: help setup setup-dev run check test reuse-sglang judge-sglang judge-text parity bench-path bench-edge sim chaos fuzz-edge soak soak-kv cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -65,6 +65,9 @@ soak-kv: setup-dev ## Move 20,000 transfers and let 50 peers die: what the data 
 
 cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.
 	@$(BIN)/python -m tests.chaos.cancels --count $(or $(COUNT),2000)
+
+reuse-sglang: setup-dev ## Abort 200 transfers of a real SGLang pair and use their pages again at once.
+	@$(BIN)/python -m pytest tests/integration/sglang/test_reuse.py -m slow -q -s
 
 judge-sglang: setup ## Abort, kill and cancel in every phase of a real SGLang pair (CANCELS=100).
 	@$(BIN)/python -m ops.bench.judge --cancels $(or $(CANCELS),100)
