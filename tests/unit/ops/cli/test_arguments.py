@@ -46,6 +46,7 @@ def test_options_survive_the_way_to_a_detached_supervisor(tmp_path: Path) -> Non
     options = parse(
         *("--prefill=2", "--decode=3", "--engine=scripted", "--port=0", "--recover=any"),
         *("--grace=7.5", f"--state-dir={tmp_path}"),
+        *("--tool-parser=hermes", "--reasoning-parser=qwen3"),
     )
     assert parse(*command_line(options)) == options
 
@@ -67,6 +68,31 @@ def test_stacks_that_cannot_answer_are_refused(arguments: tuple[str, ...]) -> No
     """A stack without a way to answer is refused before anything starts."""
     with pytest.raises(CommandError, match="needs"):
         parse(*arguments)
+
+
+@pytest.mark.parametrize("option", ["--tool-parser", "--reasoning-parser"])
+def test_a_parser_that_does_not_exist_is_refused(option: str) -> None:
+    """Before anything starts, with the names that there are."""
+    with pytest.raises(CommandError, match=r"parser 'nosuch'; there are .*mistral"):
+        parse(f"{option}=nosuch")
+
+
+def test_parsers_are_told_to_those_that_answer(tmp_path: Path) -> None:
+    """Decode and aggregated workers take answers apart; nobody else is told how."""
+    slots = service_slots(
+        parse("--aggregated=1", "--tool-parser=qwen25", "--reasoning-parser=qwen3"),
+        ModelChoice("smollm2", tmp_path / "model"),
+        Address("nats://127.0.0.1:1", (8000,)),
+        SystemClock().entropy,
+    )
+    told = {
+        slot.role
+        for slot in slots
+        if "--tool-parser qwen25 --reasoning-parser qwen3" in " ".join(slot.argv(4321))
+    }
+    assert told == {"decode", "aggregated"}
+    others = [slot for slot in slots if slot.role not in told]
+    assert not any("-parser" in " ".join(slot.argv(1)) for slot in others)
 
 
 def test_policy_and_grace_reach_the_services(tmp_path: Path) -> None:
