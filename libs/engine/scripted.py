@@ -129,7 +129,7 @@ class ScriptedEngine:
             kv_total_tokens=self._total,
             max_request_tokens=self._longest,
             pids=(os.getpid(),),
-            features=(Feature.LOGPROBS, *(self._parsers.features if self._parsers else ())),
+            features=self._features(),
         )
 
     def run(self, job: Job) -> OutputStream:
@@ -226,6 +226,11 @@ class ScriptedEngine:
         with suppress(TimeoutError):  # a held job may go on
             async with asyncio.timeout(left if isfinite(until) else None):
                 await self._wake.wait()
+
+    def _features(self) -> tuple[Feature, ...]:
+        claimed = (Feature.GUIDES,) if self._options.script.guides else ()
+        parsed = self._parsers.features if self._parsers is not None else ()
+        return (Feature.LOGPROBS, *claimed, *parsed)
 
     def _stream(self, job: Job) -> OutputStream:
         parser = self._parsers.parser(job) if self._parsers is not None else None

@@ -96,6 +96,8 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Part of the model's identity: engines with other seeds give other answers."""
     answer: AnswerMode = AnswerMode.HASH
     """`say` with a prompt such as `Please: [[say]]Hello.[[/say]]` answers `Hello.` and ends."""
+    guides: bool = False
+    """Claim to follow guides and follow none: for tests that tell the model what matches them."""
     answer_tokens: Positive = 48
     """Mean length of an answer that may end by itself."""
     layers: Positive = 2

@@ -14,6 +14,7 @@ from libs.engine.scripted import model_of, vocabulary_of
 from proto.gateway import FinishReason
 from proto.host import JobKind
 from proto.sampling import SamplingParams
+from proto.workers import Feature
 from tests.support.engines import (
     both_sides,
     collect,
@@ -225,3 +226,12 @@ def test_special_tokens_show_only_where_asked_for(folder, skip):
     ids = tokens_of(folder, "[[say]]a<|im_start|>b[[/say]]")
     answer = over_a_transfer(ids, saying(folder), skip_special_tokens=skip)
     assert answer.text == ("ab" if skip else "a<|im_start|>b")
+
+
+@pytest.mark.parametrize("claims", [True, False])
+async def test_guides_are_only_claimed_where_a_test_wants_it(claims):
+    """The engine follows no guide; it says that it does where its script tells it to."""
+    script = ScriptOptions(answer=AnswerMode.SAY, guides=claims)
+    async with engine_of(host_options(script=script)) as (_, ready):
+        assert (Feature.GUIDES in ready.features) is claims
+        assert Feature.LOGPROBS in ready.features
