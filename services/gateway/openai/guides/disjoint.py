@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.openai.guides.walk import resolve
 
-__all__ = ["are_disjoint"]
+__all__ = ["are_disjoint", "demand_mark"]
 
 _MOST = 64
 _STEPS = 16
@@ -22,6 +22,17 @@ def are_disjoint(schemas: list[Any], root: dict[str, Any]) -> bool:
         return False
     plain = [_plain(schema, root) for schema in schemas]
     return all(_differ(one, other, root) for one, other in combinations(plain, 2))
+
+
+def demand_mark(schema: dict[str, Any], root: dict[str, Any]) -> None:
+    """Make the property required that a `discriminator` names: without it nothing tells."""
+    given = schema.get("discriminator")
+    name = cast("dict[str, Any]", given).get("propertyName") if isinstance(given, dict) else None
+    for part in schema["oneOf"]:
+        found = _plain(part, root)
+        required: list[Any] = found.get("required", [])
+        if isinstance(name, str) and name in found.get("properties", {}) and name not in required:
+            found["required"] = [*required, name]
 
 
 def _plain(schema: object, root: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from services.gateway.openai.bodies import unsupported
-from services.gateway.openai.guides.disjoint import are_disjoint
+from services.gateway.openai.guides.disjoint import are_disjoint, demand_mark
 from services.gateway.openai.guides.narrow import ALONE, ASSERTIONS, narrow
 from services.gateway.openai.guides.patterns import fault_of
 from services.gateway.openai.guides.walk import walk
@@ -24,12 +24,6 @@ _IGNORED = frozenset(
         *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
         *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
         *("multipleOf", "unevaluatedProperties", "additionalItems"),
-    }
-)
-_FORMATS = frozenset(
-    {
-        *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer"),
-        *("relative-json-pointer", "time", "uri", "uri-reference", "uri-template", "uuid"),
     }
 )
 _LENGTHS = frozenset({"minLength", "maxLength"})
@@ -64,7 +58,10 @@ def _fault(schema: dict[str, Any], root: dict[str, Any]) -> str | None:
         fault = rule(schema)
         if fault is not None:
             return fault
-    if "oneOf" in schema and not are_disjoint(schema["oneOf"], root):
+    if "oneOf" not in schema:
+        return None
+    demand_mark(schema, root)
+    if not are_disjoint(schema["oneOf"], root):
         return "'oneOf' whose schemas may match the same value is not supported; use 'anyOf'"
     return None
 
@@ -88,12 +85,9 @@ def _alone(schema: dict[str, Any]) -> str | None:
 
 
 def _strings(schema: dict[str, Any]) -> str | None:
-    pattern, kind = schema.get("pattern"), schema.get("format")
-    if kind is not None and kind not in _FORMATS:
-        return f"the format '{str(kind)[:64]}' is not supported"
-    ways = [pattern is not None, kind is not None, not schema.keys().isdisjoint(_LENGTHS)]
-    if sum(ways) > 1:
-        return "only one of pattern, format and lengths is supported"
+    pattern = schema.get("pattern")
+    if pattern is not None and not schema.keys().isdisjoint(_LENGTHS):
+        return "a pattern beside lengths is not supported"
     fault = fault_of(pattern) if isinstance(pattern, str) else None
     return f"the pattern cannot be used: {fault}" if fault else None
 

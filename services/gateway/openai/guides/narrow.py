@@ -8,6 +8,15 @@ import jsonschema_rs
 
 __all__ = ["ALONE", "ASSERTIONS", "narrow"]
 
+_FORMATS = frozenset(
+    {
+        *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer"),
+        *("relative-json-pointer", "time", "uri", "uri-reference", "uri-template", "uuid"),
+    }
+)
+"""Formats that the grammar enforces."""
+_MAY_BE_EMPTY = frozenset({"json-pointer", "uri-reference", "uri-template"})
+
 _OBJECT = (
     *("properties", "required", "additionalProperties", "patternProperties"),
     *("minProperties", "maxProperties", "propertyNames"),
@@ -33,9 +42,24 @@ def narrow(schema: dict[str, Any]) -> None:
         _push_type_down(schema)
         return
     if schema.keys().isdisjoint(ALONE):
+        _leave_format(schema)
         _choose_type(schema)
         _open_up(schema)
         _name_required(schema)
+
+
+def _leave_format(schema: dict[str, Any]) -> None:
+    """Leave out a format that only annotates: one that is not known, or beside what asserts."""
+    given = schema.get("format")
+    if (
+        given in _FORMATS - _MAY_BE_EMPTY
+        and schema.get("minLength", 0) <= 1
+        and "maxLength" not in schema
+    ):
+        # What has such a format is not empty.
+        schema.pop("minLength", None)
+    if given not in _FORMATS or not schema.keys().isdisjoint(("pattern", "minLength", "maxLength")):
+        schema.pop("format", None)
 
 
 def _judge_values(schema: dict[str, Any]) -> None:
