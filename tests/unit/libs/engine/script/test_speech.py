@@ -235,3 +235,18 @@ async def test_guides_are_only_claimed_where_a_test_wants_it(claims):
     async with engine_of(host_options(script=script)) as (_, ready):
         assert (Feature.GUIDES in ready.features) is claims
         assert Feature.LOGPROBS in ready.features
+
+
+def test_forced_bytes_of_an_emoji_are_text_only_as_a_whole(folder):
+    """Bytes of a character come out with its last one; of a character that is cut nothing does."""
+    emoji = "\U0001f468"
+    bias = tuple((token, 100.0) for token in tokens_of(folder, emoji))
+    answer = over_a_transfer(tokens_of(folder, "Hi"), saying(folder), logit_bias=bias)
+    assert answer.text == emoji * 50
+    assert answer.chunks == 200
+
+    async def cut():
+        async with engine_of(host_options(model_path=folder)) as (engine, _):
+            return await collect(engine.run(make_job(1, [5], max_tokens=10, logit_bias=bias)))
+
+    assert asyncio.run(cut()).text == emoji * 2
