@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -117,8 +118,7 @@ class CompatCard(Message, frozen=True, kw_only=True):
 
         Whoever has only this text can still name the fields in which another card differs.
         """
-        marks = (_mark(name, getattr(self, name)) for name in self.__struct_fields__)
-        return f"{self.digest}.{''.join(marks)}"
+        return _compat_of(self)
 
     def mismatches(self, compat: str) -> tuple[str, ...]:
         """Return the names of the fields in which the card behind a `compat` text differs.
@@ -154,6 +154,13 @@ class CompatCard(Message, frozen=True, kw_only=True):
         """Bytes of KV that one token takes in all layers of one engine."""
         width = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
         return self.layers * 2 * self.kv_heads * self.head_dim * width.get(self.kv_dtype, 2)
+
+
+@lru_cache(maxsize=1024)
+def _compat_of(card: CompatCard) -> str:
+    # Asked for with each choice of a pair, of cards that change when an engine starts.
+    marks = (_mark(name, getattr(card, name)) for name in card.__struct_fields__)
+    return f"{card.digest}.{''.join(marks)}"
 
 
 def _mark(name: str, value: str | int | None) -> str:
