@@ -8,16 +8,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
+from proto.ids import RequestId
 from proto.ledger import Usage
 from proto.openai.responses.request import ResponseRequest
 from proto.output import CallDelta, Details
 from services.gateway.api import Delta
 from services.gateway.openai.fields import Stance
+from services.gateway.openai.frames import Head
 from services.gateway.openai.responses.chat import as_chat
 from services.gateway.openai.responses.fields import FIELDS
+from services.gateway.openai.responses.frames import ResponseFrames
+from services.gateway.openai.responses.wording import Wording
+from tests.support.checked.answers import AnswerCheck
 from tests.unit.services.gateway.rig import (
     MODEL,
     Reply,
@@ -380,3 +387,43 @@ async def test_the_answer_is_not_stored(rig: Rig):
     for method, path in (("GET", f"{PATH}/resp_1"), ("POST", f"{PATH}/resp_1/cancel")):
         reply = await rig.visit(method, path).run()
         assert (reply.status, reply.error["code"]) == (404, "not_found")
+
+
+PARTS = st.lists(
+    st.one_of(
+        st.text(max_size=6),
+        st.builds(Details, reasoning=st.text(max_size=6)),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(PARTS, st.integers(0, 3), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+def test_any_answer_is_a_whole_stream(parts: list[Any], calls: int, finish: FinishReason):
+    """Whatever comes in which order, the events are in order and say what the deltas said."""
+    request = ResponseRequest(model=MODEL, input="Hi", stream=True)
+    made = ResponseFrames(Wording(request, Head(RequestId("1"), 5, MODEL)))
+    deltas: list[Delta] = []
+    for part in parts:
+        if isinstance(part, str):
+            deltas.append(Delta(ID, part))
+        else:
+            deltas.append(Delta(ID, "", details=part))
+    for index in range(calls):
+        named = CallDelta(index=index, id=f"call_{index}", name="f")
+        more = CallDelta(index=index, arguments="{}")
+        deltas.append(Delta(ID, "", details=Details(calls=(named, more))))
+    body = b"".join([*(made.delta(0, delta) for delta in deltas), made.finish(0, finish)])
+    body = made.opening + body + made.end(Usage(prompt_tokens=1, completion_tokens=1))
+    AnswerCheck(PATH).feed(200, "text/event-stream", body, whole=True)
+    reply = Reply(writes=[body])
+    output = events(reply)[-1]["response"]["output"]
+    for kind, said in (
+        ("message", "".join(delta.text for delta in deltas)),
+        ("reasoning", "".join(d.details.reasoning for d in deltas if d.details)),
+    ):
+        items = [item for item in output if item["type"] == kind]
+        assert "".join(item["content"][0]["text"] for item in items) == said
+    assert sum(item["type"] == "function_call" for item in output) == calls
+    assert output
