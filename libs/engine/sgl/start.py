@@ -28,6 +28,7 @@ from libs.engine.sgl.card import compat_facts, make_card, model_hashes
 from libs.engine.sgl.guides import GuideCheck
 from libs.engine.sgl.leftovers import free_port, remove_dead_segments
 from libs.engine.sgl.link import BackendLink
+from libs.models.hashes import Hashes
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
 from proto.workers import CompatCard, Feature, Role
 
@@ -93,10 +94,13 @@ def start(options: HostOptions) -> Started:
     link.hide()
     if options.role is not Role.AGGREGATED and link.opened is None:
         raise EngineDead("SGLang started without the ucx backend")
+    return _started(options, engine, link, hashes)
+
+
+def _started(options: HostOptions, engine: Any, link: BackendLink, hashes: Hashes) -> Started:
     info = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - told nowhere else
     arguments = engine.server_args
     manager = engine.tokenizer_manager
-    total = int(info["max_total_num_tokens"])
     parsers = _parsers(options, manager.tokenizer)
     guides = _guides(arguments, manager)
     return Started(
@@ -111,7 +115,7 @@ def start(options: HostOptions) -> Started:
             opened=link.opened,
         ),
         slots=options.slots,
-        kv_total_tokens=total,
+        kv_total_tokens=int(info["max_total_num_tokens"]),
         max_request_tokens=_longest(options.role, info, arguments),
         request_class=importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput,
         parsers=parsers,
