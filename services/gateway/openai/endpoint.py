@@ -13,9 +13,8 @@ from typing import Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from libs.clock.api import Clock
-from libs.telemetry import count, names
 from proto.errors import ErrorCode, PdbusError
-from services.gateway.api import Calls, FleetView, UnknownFields
+from services.gateway.api import Calls, FleetView
 from services.gateway.edge import (
     ClientGone,
     Exchange,
@@ -29,7 +28,7 @@ from services.gateway.edge.presence import SLOW_CLIENT
 from services.gateway.edge.server import ABORT
 from services.gateway.edge.visitor import admitted
 from services.gateway.openai.answers import Asked, Giving
-from services.gateway.openai.fields import UnknownField, without
+from services.gateway.openai.bodies import read_known
 from services.gateway.openai.frames import error_frame
 from services.gateway.openai.prompts import INLINE_CHARS, Texts
 from services.gateway.openai.requests import Asker, key_of, mode_of
@@ -41,8 +40,6 @@ __all__ = ["Api", "Endpoint", "Seat"]
 RequestT = TypeVar("RequestT")
 
 _LAST_WORDS_S = 1.0
-_MOST_UNKNOWN = 64
-"""Fields that are left out of one request."""
 
 
 class Api(Protocol[RequestT]):
@@ -149,7 +146,9 @@ class Endpoint(Generic[RequestT]):
             limit=seat.rules.max_body_bytes,
             timeout_s=seat.rules.body_timeout_s,
         )
-        request = self._read(body)
+        request = read_known(
+            self._api.read, body, unknown=seat.rules.unknown_fields, route=exchange.route
+        )
         tally.stage = Stage.PROMPT
         asker = Asker(
             rid=exchange.rid,
@@ -173,18 +172,6 @@ class Endpoint(Generic[RequestT]):
             streaming=asked.stream,
         )
         return replace(asked, calls=calls)
-
-    def _read(self, body: bytes) -> RequestT:
-        """Return the request in a body, where the operator says so without what nobody knows."""
-        if self._seat.rules.unknown_fields is UnknownFields.REFUSE:
-            return self._api.read(body)
-        for _ in range(_MOST_UNKNOWN):
-            try:
-                return self._api.read(body)
-            except UnknownField as unknown:
-                body = without(body, unknown)
-                count(names.GATEWAY_IGNORED_FIELDS, endpoint=self._api.route)
-        return self._api.read(body)
 
     def _giving(self, asked: Asked, exchange: Exchange, tally: Tally) -> Giving:
         seat = self._seat

@@ -18,7 +18,7 @@ from services.gateway.edge import (
     send_json,
     while_present,
 )
-from services.gateway.openai.bodies import invalid
+from services.gateway.openai.bodies import invalid, read_known
 from services.gateway.openai.prompts import INLINE_CHARS, Texts
 from services.gateway.openai.rules import EdgeRules
 from services.gateway.openai.tokenize.words import Model
@@ -70,7 +70,9 @@ class WordEndpoint(Generic[RequestT]):
             limit=self._rules.max_body_bytes,
             timeout_s=self._rules.body_timeout_s,
         )
-        request = self._words.read(body)
+        request = read_known(
+            self._words.read, body, unknown=self._rules.unknown_fields, route=exchange.route
+        )
         model = self._model(exchange, request.model)
         if len(body) <= INLINE_CHARS:
             return self._words.answer(request, model)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from services.gateway.api import UnknownFields
-from tests.unit.services.gateway.rig import CHAT, Rig, rules
+from tests.unit.services.gateway.rig import CHAT, MODEL, Rig, rules
 
 PART = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
 ODD: list[dict[str, Any]] = [
@@ -57,3 +58,18 @@ async def test_there_is_an_end_to_it(rig: Rig):
     rig.rules = rules(unknown_fields=UnknownFields.IGNORE)
     reply = await rig.ask(**{f"x{number}": 1 for number in range(300)})
     assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
+
+
+async def test_all_endpoints_do_so(rig: Rig):
+    """The switch holds for every endpoint that takes a body."""
+    rig.rules = rules(unknown_fields=UnknownFields.IGNORE)
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/responses": {"input": "a"},
+        "/tokenize": {"prompt": "a"},
+        "/detokenize": {"tokens": [5]},
+    }
+    for path, fields in bodies.items():
+        body = json.dumps({"model": MODEL, "nonsense": 1} | fields).encode()
+        visit = rig.visit("POST", path, body, {"content-type": "application/json"})
+        assert (await visit.run()).status == 200
