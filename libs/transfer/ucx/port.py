@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.ucx.lanes import carrier_of, lane_options
+from libs.transfer.ucx.wreck import Wreck
 from proto.errors import ErrorCode, PdbusError
 from proto.kv import Lane
 
@@ -165,6 +166,9 @@ class Port:
 
     def close(self) -> None:
         """Destroy the worker and all that hangs on it: requests, lines, posted receives."""
+        if self._worker is None:
+            return
+        wreck = Wreck(self._worker.handle, self.fd)
         # Buffers outlive the worker: until it is gone UCX may write to them.
         arrays = [operation.array for operation in self._pending]
         for operation in self._pending:
@@ -174,6 +178,7 @@ class Port:
             line.close()
         self._lines.clear()
         self._worker = None
+        wreck.clear()
         arrays.clear()
 
     def _track(self, request: Any, array: Any) -> Operation:
