@@ -17,6 +17,7 @@ from libs.transfer.links.watch import ProcessWatch
 from libs.transfer.reach import peek
 from libs.transfer.rooms import FetchRoom
 from libs.transfer.ucx import Channel, LaneContext, Line, Loop, Operation, TransportError
+from libs.transfer.ucx.lanes import carrier_of
 from libs.transfer.wire import (
     CONTROL_TAG,
     FULL_TAG_MASK,
@@ -115,7 +116,7 @@ class Inbound:
             self._port.close()
             raise
         self._owed: list[int] = []
-        self.prober = Prober(self._port, self.lane, self._say)
+        self.prober = Prober(self._port, self.lane, carrier_of(self.lane), self._say)
         self._greeting = hello(self._port.address)
         self._door: Line | None = None
         try:

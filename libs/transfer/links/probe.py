@@ -47,12 +47,16 @@ class Prober:
     Args:
         port: the link's.
         lane: what the link runs on.
+        carrier: what carries its messages, which are all that a probe measures.
         say: sends a control message, now or when the link is up.
     """
 
-    def __init__(self, port: Port, lane: Lane, say: Callable[[ProbeAsk], None]) -> None:
+    def __init__(
+        self, port: Port, lane: Lane, carrier: Lane, say: Callable[[ProbeAsk], None]
+    ) -> None:
         self._port = port
         self._lane = lane
+        self._carrier = carrier
         self._say = say
         self._waiting: list[Done] = []
         self._plan: deque[int] = deque()
@@ -124,7 +128,7 @@ class Prober:
 
     def _sizes(self) -> tuple[SizeProbe, ...]:
         return tuple(
-            SizeProbe(size_bytes=size, seconds=best, lane=self._lane)
+            SizeProbe(size_bytes=size, seconds=best, lane=self._carrier)
             for size, best in sorted(self._best.items())
         )
 
