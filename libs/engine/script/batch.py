@@ -173,7 +173,9 @@ class Batch:
         self._say(live, token, now)
 
     def _say(self, live: LiveJob, token: int, now: float) -> None:
-        ends, details = self._compute.ends(live, token), self._compute.details(live, token)
+        asked = live.job.sampling.logprobs is not None
+        details = self._compute.details(live, token) if asked else None
+        ends = self._compute.ends(live, token)
         self._jobs.say(live, token, ends=ends, details=details, now=now)
 
     def _move(self, transfers: Transfers, now: float) -> None:

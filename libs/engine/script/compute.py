@@ -72,6 +72,8 @@ class Compute:
 
     def ends(self, live: LiveJob, token: int) -> bool:
         """Return whether the answer ends by itself with the token that comes next."""
+        if self._model.answer is AnswerMode.HASH and token != self._model.alphabet.eos:
+            return False
         step, bend = live.produced, live.bend
         if bend.goes_on(step, self._model.alphabet.eos):
             return False
@@ -97,7 +99,7 @@ class Compute:
             if not batch[place].bend.ignore_eos:
                 tokens[place] = self._model.alphabet.eos
         for place, live in enumerate(batch):
-            if not live.bend.moot:
+            if live.bent:
                 tokens[place] = self._token(live, live.digest, live.produced)
         return tokens
 

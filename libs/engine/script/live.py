@@ -71,6 +71,8 @@ class LiveJob:
     """All that the answer says, where it is not drawn; read from KV before the first token that is
     computed here."""
     planned: bool = False
+    bent: bool = field(init=False)
+    """Whether its tokens may not be those that are drawn for a whole batch."""
     sums: Sums | None = None
     """Beside a plan: what must be read, since the plan alone would not show what is wrong in KV."""
 
@@ -88,6 +90,10 @@ class LiveJob:
     """Nothing is given to, or asked from, the data plane before this time."""
     transfer_gap_s: float = 0.0
     """Pause after each push."""
+
+    def __post_init__(self) -> None:
+        """Ask once what every step must know."""
+        self.bent = not self.bend.moot
 
     @property
     def length(self) -> int:
