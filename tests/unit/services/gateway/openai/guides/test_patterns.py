@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.openai.guides.patterns import fault_of
+from services.gateway.openai.guides.patterns import MAX_WEIGHT, fault_of, weight_of
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,25 @@ def test_plain_patterns_are_taken(pattern: str):
 def test_what_no_grammar_can_say_is_refused(pattern: str):
     """Broken, endless, and what would be ignored or not understood."""
     assert fault_of(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "weight"),
+    [
+        *(("abc", 3), ("a{5}", 5), ("a{2,7}b", 8), ("(ab){10}", 20), ("(a{10}b){10}c", 111)),
+        *(
+            ("[a-z]{3}", 3),
+            ("a{7,}", 7),
+            ("a{0}", 1),
+            (r"\d{4}-\d{2}", 7),
+            ("((a{1000}){1000}){1000}", 1_000_000_000),
+        ),
+    ],
+)
+def test_repeats_are_weighed(pattern: str, weight: int):
+    """Counted repeats multiply, within and around groups."""
+    assert weight_of(pattern) == weight
+    assert (fault_of(pattern) == "it repeats too much") is (weight > MAX_WEIGHT)
 
 
 @settings(deadline=None)

@@ -86,6 +86,17 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
     ({"properties": {f"p{n}": {} for n in range(1001)}}, "1000 properties"),
     ({"properties": {f"p{n}": {} for n in range(2000)}}, "1000 properties"),
+    (
+        {"anyOf": [{"type": "string", "pattern": "(?:a{100}){100}"}] * 3},
+        "repeat too much",
+    ),
+    (
+        {
+            "$ref": "#/$defs/a0",
+            "$defs": {f"a{n}": {"$ref": f"#/$defs/a{(n + 1) % 2000}"} for n in range(2000)},
+        },
+        "refers to itself",
+    ),
     ({"enum": list(range(5001))}, "5000 values"),
     ({"description": "x" * 200_000}, "131072 bytes"),
 ]
@@ -144,6 +155,15 @@ def test_depth_is_bounded():
         schema = {"type": "object", "properties": {"a": schema}}
     with pytest.raises(PdbusError, match="32 levels"):
         check_schema(schema, param="p")
+
+
+def test_values_are_bounded_too():
+    """Values within a schema are no way around the bound."""
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    with pytest.raises(PdbusError, match="32 levels"):
+        schema_guide({"default": value}, "p")
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
