@@ -17,8 +17,9 @@ CASES = {
     *(f"PD-{n:02d}" for n in (1, 2, 3, 4, 5, 7, 11, 12, 13, 16)),
     *(f"RT-{n:02d}" for n in (1, 4, 10, 11)),
     *(f"NATS-{n:02d}" for n in (1, 3, 4, 5, 7, 8, 10, 12, 14)),
-    *(f"OPS-{n:02d}" for n in (3, 4, 5, 8)),
+    *(f"OPS-{n:02d}" for n in (3, 4, 5, 6, 8, 11)),
     *(f"OBS-{n:02d}" for n in (1, 3)),
+    *(f"UCX-{n:02d}" for n in (1, 2, 3, 5, 8, 9, 10)),
 }
 """What can be had without a GPU, of the families that are about the API and its requests."""
 

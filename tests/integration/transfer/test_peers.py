@@ -211,7 +211,7 @@ def test_a_want_without_an_offer_expires(start: Callable[..., Peer], room: int) 
 
 @LANES
 def test_a_silent_peer_is_given_up(start: Callable[..., Peer], room: int, lane: str) -> None:
-    """A stopped process: rooms in transfer and new links end by their timeouts, typed."""
+    """UCX-05: a stopped process: rooms in transfer and new links end in time, typed."""
     limits = {"transfer_timeout_s": 0.6, "connect_timeout_s": 0.6}
     config = {"settings": settings(lane, **limits)}
     decode, prefill, late = start(**config), start(**config), start(**config)
