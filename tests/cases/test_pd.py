@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import nats
-import openai
 import pytest
 import pytest_asyncio
 
@@ -123,26 +122,31 @@ async def test_ids_of_the_hand_off_are_the_servers_own(product: Product) -> None
     assert {name: product.processes.pid(name) for name in product.processes.names} == before
 
 
-async def test_more_samples_than_one_are_refused(product: Product) -> None:
-    """PD-02: `n` over 1 is refused whole, never served in part; equal prompts share no room."""
+async def test_every_choice_has_a_hand_off_of_its_own(product: Product) -> None:
+    """PD-02: each of several choices and prompts has a room of its own, and all complete."""
+    many, listed = 10, [f"Prompt {number}" for number in range(8)]
     async with product.starts() as starts:
-        for n in (2, 4):
-            for stream in (False, True):
-                reply = await post(product.port, body_of("Hello", stream=stream, n=n))
-                assert reply.error is not None
-                assert (reply.status, reply.error["param"]) == (400, "n"), reply
+        flights = [product.ask("The same for all", n=4, stream=n % 2 == 0) for n in range(many)]
+        alone = await product.ask("The same for all", stream=False)
         async with sdk(product.port) as client:
-            with pytest.raises(openai.BadRequestError, match="n"):
-                await client.chat.completions.create(
-                    model=NAME, messages=[{"role": "user", "content": "Hello"}], n=4
-                )
-            with pytest.raises(openai.NotFoundError):
-                await client.completions.create(model=NAME, prompt=["Hello"] * 8)
-        assert starts == []
-        replies = await asyncio.gather(*(product.ask("The same for all") for _ in range(20)))
-    assert all(reply.claims_completeness for reply in replies)
-    assert len({reply.text for reply in replies}) == 1
-    assert len({s.message.room for s in starts}) == 20
+            answers = client.completions.create(
+                model=NAME, prompt=listed, max_tokens=4, extra_body={"ignore_eos": True}
+            )
+            completion, *replies = await asyncio.gather(answers, *flights)
+    for reply in replies:
+        assert reply.claims_completeness, reply
+        parts: dict[int, str] = dict.fromkeys(range(4), "")
+        for event in reply.events[:-1] if reply.is_stream else [reply.json]:
+            for choice in event["choices"]:
+                said = choice.get("delta") or choice.get("message") or {}
+                parts[choice["index"]] += said.get("content") or ""
+        assert parts == dict.fromkeys(range(4), alone.text)
+    assert [choice.index for choice in completion.choices] == list(range(len(listed)))
+    assert completion.usage.completion_tokens == 4 * len(listed)
+    firsts = [s for s in starts if s.message.attempt == 0]
+    rooms = Counter((s.message.room, s.role) for s in firsts)
+    assert set(rooms.values()) == {1}
+    assert len({room for room, _ in rooms}) == 4 * many + 1 + len(listed)
 
 
 async def check_failures(product: Product, replies: list[Reply], codes: set[str]) -> Counter[str]:

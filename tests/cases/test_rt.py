@@ -149,18 +149,17 @@ async def test_load_returns_to_zero_and_is_shared_again(product: Product) -> Non
 
 
 UNCONTINUABLE: list[tuple[str, object]] = [
-    ("n", 2),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
     ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
-    ("logprobs", True),
 ]
 
 
 async def test_what_could_not_be_continued_is_not_begun(product: Product) -> None:
-    """RT-10: answers with a grammar, tools, logprobs or several choices are refused whole.
+    """RT-10: where workers have no grammars and no parsers, what needs them is refused whole.
 
-    Plain answers, half-matched stop strings and penalties are in tests/e2e/test_migration.py.
+    Plain answers, half-matched stop strings, penalties, log-probabilities and several choices are
+    in tests/e2e/test_migration.py.
     """
     for field, value in UNCONTINUABLE:
         for stream in (False, True):

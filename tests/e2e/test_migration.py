@@ -216,3 +216,14 @@ async def test_penalties_do_not_move(stack: RunningStack, seen: Witness) -> None
     assert reply.error is not None
     assert reply.error["code"] == "decode_lost"
     assert complete(await story(seen, reply.rid))
+
+
+async def test_several_choices_do_not_move(stack: RunningStack, seen: Witness) -> None:
+    """Case RT-10: of several choices, and with log-probabilities, nothing is continued."""
+    for fields in ({"n": 2}, {"logprobs": True}):
+        reply = await post(stack.port, body_of("crash once", **fields))
+        assert reply.error is not None, (fields, reply)
+        assert reply.error["code"] == "decode_lost"
+        assert reply.finish_reason is None
+        assert complete(await story(seen, reply.rid))
+        await asyncio.to_thread(stack.wait_ready, 30)

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "zero tokens": (chat_body("x", max_tokens=0), 400, "invalid_value"),
     "too hot": (chat_body("x", temperature=3), 400, "invalid_value"),
     "unknown field": (chat_body("x", frobnicate=1), 400, "unsupported_parameter"),
-    "unsupported field": (chat_body("x", n=3), 400, "unsupported_parameter"),
+    "unsupported field": (chat_body("x", audio={"voice": "alloy"}), 400, "unsupported_parameter"),
     "unknown model": (chat_body("x", model="absent"), 404, "model_not_found"),
     "too long": (chat_body("word " * 40_000), 400, "context_length_exceeded"),
 }
