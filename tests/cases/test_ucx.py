@@ -24,6 +24,7 @@ NOT_READY_S = 15.0
 """Within this time a worker that cannot work says why."""
 REQUIRE = ("--kv-lanes", "require:sysv")
 FORCED = {"UCX_TLS": "tcp"}
+SLOW = pytest.mark.slow
 
 
 async def pdbus(stack: LooseStack, *command: str) -> str:
@@ -52,7 +53,7 @@ async def metrics(stack: LooseStack, name: str) -> str:
     return (await get(stack.health_port(name), "/metrics")).body.decode()
 
 
-@pytest.mark.parametrize("forced", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("forced", ["decode-0", pytest.param("prefill-0", marks=SLOW)])
 async def test_a_lane_that_is_required_and_not_there_is_refused(
     words: Path, tmp_path: Path, forced: str
 ) -> None:
@@ -139,7 +140,14 @@ async def test_a_wrong_variable_is_named(
         assert stack.log("decode-0").count("engine lost") < 5
 
 
-@pytest.mark.parametrize(("value", "lane"), [("sm", "sysv"), ("^tcp", "sysv"), ("^sm", "tcp")])
+@pytest.mark.parametrize(
+    ("value", "lane"),
+    [
+        ("^sm", "tcp"),
+        pytest.param("sm", "sysv", marks=SLOW),
+        pytest.param("^tcp", "sysv", marks=SLOW),
+    ],
+)
 async def test_what_a_variable_leaves_is_used(
     words: Path, tmp_path: Path, value: str, lane: str
 ) -> None:
