@@ -10,6 +10,7 @@ from proto.ledger import Usage
 from proto.openai.api import Answer
 
 __all__ = [
+    "AllowedToolChoice",
     "CallItem",
     "EchoedFormat",
     "EchoedReasoning",
@@ -94,11 +95,17 @@ class EchoedTool(Answer, frozen=True, kw_only=True):
     strict: bool | None
 
 
-class NamedToolChoice(Answer, frozen=True, kw_only=True):
+class NamedToolChoice(Answer, frozen=True, kw_only=True, tag_field="type", tag="function"):
     """The one function that had to be called."""
 
-    type: Literal["function"] = "function"
     name: str
+
+
+class AllowedToolChoice(Answer, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """The functions that might be called."""
+
+    mode: Literal["auto", "required"]
+    tools: tuple[dict[str, str], ...]
 
 
 class EchoedFormat(Answer, frozen=True, kw_only=True):
@@ -115,7 +122,7 @@ class EchoedText(Answer, frozen=True, kw_only=True):
     """What was said about the text."""
 
     format: EchoedFormat
-    verbosity: Literal["medium"] = "medium"
+    verbosity: Literal["low", "medium", "high"]
 
 
 class EchoedReasoning(Answer, frozen=True, kw_only=True):
@@ -170,7 +177,7 @@ class ResponseBody(Answer, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     text: EchoedText
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
     tools: tuple[EchoedTool, ...]
     truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, str]

@@ -11,6 +11,8 @@ from proto.openai.api import Body
 __all__ = [
     "MAX_ITEMS",
     "MAX_TOOLS",
+    "AllowedFunction",
+    "AllowedFunctions",
     "InputItem",
     "InputPart",
     "NamedTool",
@@ -76,11 +78,24 @@ class ResponseTool(Body, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class NamedTool(Body, frozen=True, kw_only=True):
+class NamedTool(Body, frozen=True, kw_only=True, tag_field="type", tag="function"):
     """The function that the model must call."""
+
+    name: _Name
+
+
+class AllowedFunction(Body, frozen=True, kw_only=True):
+    """One of the functions that may be called."""
 
     type: Literal["function"]
     name: _Name
+
+
+class AllowedFunctions(Body, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """The only functions of the request that may be called, or one of which must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class TextFormat(Body, frozen=True, kw_only=True):
@@ -97,14 +112,16 @@ class TextOptions(Body, frozen=True, kw_only=True):
     """What is said about the text of the answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """No effect."""
 
 
 class Reasoning(Body, frozen=True, kw_only=True):
     """How much the model thinks before it answers."""
 
     effort: _Effort | None = None
-    summary: None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """No effect: reasoning is given as it is."""
     generate_summary: None = None
 
 
@@ -124,7 +141,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None

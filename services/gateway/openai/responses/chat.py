@@ -9,6 +9,7 @@ from typing import Any
 
 from proto.errors import PdbusError
 from proto.openai.responses.request import (
+    AllowedFunctions,
     InputItem,
     InputPart,
     NamedTool,
@@ -26,6 +27,7 @@ _NAMES = (
     (re.compile(r"^response_format\.json_schema"), "text.format"),
     (re.compile(r"^response_format"), "text.format"),
     (re.compile(r"^reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"^tool_choice\.allowed_tools(\.tools\[\d+\])\.function"), r"tool_choice\1"),
     (re.compile(r"^(tools\[\d+\]|tool_choice)\.function"), r"\1"),
 )
 
@@ -104,11 +106,22 @@ def _options(request: ResponseRequest) -> Iterator[tuple[str, Any]]:
     if request.tools:
         yield "tools", [_tool(tool) for tool in request.tools]
         yield "parallel_tool_calls", request.parallel_tool_calls
-        choice = request.tool_choice
-        if isinstance(choice, NamedTool):
-            yield "tool_choice", {"type": "function", "function": {"name": choice.name}}
-        else:
-            yield "tool_choice", choice
+        yield "tool_choice", _choice(request)
+
+
+def _choice(request: ResponseRequest) -> Any:
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        return _named(choice.name)
+    if isinstance(choice, AllowedFunctions):
+        tools = [_named(tool.name) for tool in choice.tools]
+        allowed = {"mode": choice.mode, "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:

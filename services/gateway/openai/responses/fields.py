@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from services.gateway.openai.fields import INTERNAL, FieldTable, done, no_effect, refused
+from services.gateway.openai.fields import INTERNAL, LABELS, FieldTable, done, no_effect, refused
 
 __all__ = ["FIELDS"]
 
 _OFF = False
+_INCLUDED: tuple[list[str], ...] = ([], ["reasoning.encrypted_content"])
 
 _DONE = {
     "model": "one of `/v1/models`",
@@ -17,10 +18,10 @@ _DONE = {
     "temperature": "0 to 2, default 1",
     "top_p": "over 0 to 1, default 1",
     "tools": "functions only",
-    "tool_choice": "`none`, `auto`, `required`, or one function",
+    "tool_choice": "`none`, `auto`, `required`, one function, `allowed_tools`",
     "parallel_tool_calls": "",
-    "text": "`format`: text, json_object, json_schema; `verbosity`: only `medium`",
-    "reasoning": "`effort`, where the model's template has it",
+    "text": "`format`: text, json_object, json_schema; `verbosity` has no effect",
+    "reasoning": "`effort`: told to templates that ask for it; `summary` has no effect",
     "stream": "",
     "stream_options": "`include_obfuscation`: only `false`; only with `stream`",
     "metadata": "up to 16 texts, given back",
@@ -33,11 +34,19 @@ _NO_EFFECT = (
     no_effect("store", "`false`: nothing is stored", _OFF),
     no_effect("background", "`false`", _OFF),
     no_effect("truncation", "`disabled`", "disabled"),
-    no_effect("service_tier", "`auto`, `default`", "auto", "default"),
-    no_effect("include", "`[]`", []),
+    no_effect(
+        "service_tier",
+        "`auto`, `default`, `flex`, `scale`, `priority`",
+        *("auto", "default", "flex", "scale", "priority"),
+    ),
+    no_effect(
+        "include",
+        '`[]`, `["reasoning.encrypted_content"]`: reasoning is given as it is',
+        *_INCLUDED,
+    ),
     no_effect("top_logprobs", "`0`", 0),
-    no_effect("prompt_cache_retention", "`in_memory`", "in_memory", "in-memory"),
-    no_effect("prompt_cache_options", "`{}`", {}),
+    no_effect("prompt_cache_retention", "`in_memory`, `24h`", "in_memory", "in-memory", "24h"),
+    no_effect("prompt_cache_options", "any object of texts", kind=LABELS),
 )
 
 _REFUSED = refused(

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from proto.openai.responses.answer import (
+    AllowedToolChoice,
     CallItem,
     EchoedFormat,
     EchoedReasoning,
@@ -27,11 +28,18 @@ from proto.openai.responses.answer import (
     ResponseUsage,
     response_usage,
 )
-from proto.openai.responses.request import ResponseRequest, TextFormat
+from proto.openai.responses.request import (
+    AllowedFunctions,
+    NamedTool,
+    ResponseRequest,
+    TextFormat,
+)
 from services.gateway.openai.answers.said import SaidCall
 from services.gateway.openai.frames import Head
 
 __all__ = ["Wording"]
+
+Choice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
 
 _CUT: dict[FinishReason, Literal["max_output_tokens", "content_filter"]] = {
     FinishReason.LENGTH: "max_output_tokens",
@@ -105,7 +113,10 @@ class Wording:
             reasoning=EchoedReasoning(effort=request.reasoning and request.reasoning.effort),
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
-            text=EchoedText(format=_format(request.text and request.text.format)),
+            text=EchoedText(
+                format=_format(request.text and request.text.format),
+                verbosity=(request.text and request.text.verbosity) or "medium",
+            ),
             tool_choice=_tool_choice(request),
             tools=_tools(request),
             metadata=request.metadata or {},
@@ -132,13 +143,16 @@ def _format(asked: TextFormat | None) -> EchoedFormat:
     )
 
 
-def _tool_choice(
-    request: ResponseRequest,
-) -> Literal["none", "auto", "required"] | NamedToolChoice:
+def _tool_choice(request: ResponseRequest) -> Choice:
     choice = request.tool_choice
     if choice is None:
         return "auto"
-    return choice if isinstance(choice, str) else NamedToolChoice(name=choice.name)
+    if isinstance(choice, NamedTool):
+        return NamedToolChoice(name=choice.name)
+    if isinstance(choice, AllowedFunctions):
+        tools = tuple({"type": tool.type, "name": tool.name} for tool in choice.tools)
+        return AllowedToolChoice(mode=choice.mode, tools=tools)
+    return choice
 
 
 def _tools(request: ResponseRequest) -> tuple[EchoedTool, ...]:

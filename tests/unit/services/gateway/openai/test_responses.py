@@ -26,6 +26,7 @@ from services.gateway.openai.responses.frames import ResponseFrames
 from services.gateway.openai.responses.wording import Wording
 from tests.support.checked.answers import AnswerCheck
 from tests.unit.services.gateway.rig import (
+    ABLE,
     MODEL,
     Reply,
     Rig,
@@ -158,6 +159,22 @@ async def test_reasoning_text_and_calls_are_items(rig: Rig):
     assert done == streamed
 
 
+async def test_allowed_tools_are_those_of_chat(rig: Rig):
+    """Only some of the tools may be called, and the answer says which."""
+    rig.fleet.served = (ABLE,)
+    tools = [{"type": "function", "name": name} for name in ("f", "g")]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [tools[1]]}
+    reply = await ask(rig, tools=tools, tool_choice=choice, text={"verbosity": "low"})
+    assert reply.json["tool_choice"] == choice
+    assert reply.json["text"]["verbosity"] == "low"
+    parsing = rig.calls.opened[0].parsing
+    assert parsing is not None
+    assert [tool["function"]["name"] for tool in json.loads(parsing.tools)] == ["g"]
+    unknown = choice | {"tools": [{"type": "function", "name": "h"}]}
+    reply = await ask(rig, tools=tools, tool_choice=unknown)
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
+
+
 async def test_only_the_first_call_is_given_where_one_is_wanted(rig: Rig):
     """Without parallel calls, all calls but the first are left out, whole and streamed."""
     rig.calls.script = FULL
@@ -260,7 +277,11 @@ async def test_a_failure_after_a_comment_has_its_events_too(rig: Rig):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+            "tool_choice.tools",
+        ),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
