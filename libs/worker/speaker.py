@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
+from libs.clock.api import Clock
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names
 from libs.worker.attempt import Attempt, subject_of
@@ -20,6 +21,7 @@ __all__ = ["Speaker"]
 
 
 _MOST_ITEMS = 256
+_PAUSE_S = 0.001
 
 Said = tuple[ReplyTo, StreamMessage]
 
@@ -27,11 +29,17 @@ Said = tuple[ReplyTo, StreamMessage]
 class Speaker:
     """Publishes stream messages, at most once: what is lost is asked for again by replay.
 
-    What is said within one turn of the loop leaves together: one message a gateway.
+    What is said within one turn of the loop leaves together: one message a gateway. Whoever speaks
+    more often than once in a millisecond waits for the rest of it: an engine faster than that is
+    told of in larger messages.
     """
 
-    def __init__(self, *, bus: Bus, chronicle: Chronicle, role: Role, tasks: Tasks) -> None:
+    def __init__(
+        self, *, bus: Bus, clock: Clock, chronicle: Chronicle, role: Role, tasks: Tasks
+    ) -> None:
         self._bus = bus
+        self._clock = clock
+        self._left_s = -_PAUSE_S
         self._chronicle = chronicle
         self._role = role
         self._tasks = tasks
@@ -53,6 +61,10 @@ class Speaker:
     async def _leave(self) -> None:
         try:
             while self._said:
+                early_s = self._left_s + _PAUSE_S - self._clock.monotonic()
+                if early_s > 0:
+                    await self._clock.sleep(early_s)
+                self._left_s = self._clock.monotonic()
                 said, self._said = self._said, []
                 for part in _by_gateway(said):
                     await self._send(part)

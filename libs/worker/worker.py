@@ -81,7 +81,9 @@ class Worker:
         self.role = role
         self.instance = instance
         self.chronicle = Chronicle(bus=bus, clock=clock, instance=instance)
-        self.speaker = Speaker(bus=bus, chronicle=self.chronicle, role=role, tasks=tasks)
+        self.speaker = Speaker(
+            bus=bus, clock=clock, chronicle=self.chronicle, role=role, tasks=tasks
+        )
         self.attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.tombstones = Tombstones()
         self.verbs: Sequence[Verb] = ()

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
+from libs.clock import SystemClock
 from libs.lifecycle import Tasks
 from libs.worker.attempt import Attempt
 from libs.worker.speaker import Speaker
@@ -55,7 +56,11 @@ def chunk(offset: int) -> TokenChunk:
 
 def speaker(wire: Wire, tasks: Tasks) -> Speaker:
     return Speaker(
-        bus=cast(Bus, wire), chronicle=cast(Chronicle, None), role=Role.DECODE, tasks=tasks
+        bus=cast(Bus, wire),
+        clock=SystemClock(),
+        chronicle=cast(Chronicle, None),
+        role=Role.DECODE,
+        tasks=tasks,
     )
 
 
@@ -146,3 +151,21 @@ async def test_a_bus_that_is_away_loses_what_was_said_and_no_more():
         says.say(attempt(1), chunk(1))
         await tasks.settle(1.0)
     assert [part.offset for _, part in wire.sent] == [1]
+
+
+async def test_haste_makes_larger_messages():
+    """An engine that speaks without a pause is told of once a millisecond, and nothing is lost."""
+    wire = Wire()
+    async with Tasks() as tasks:
+        says, one = speaker(wire, tasks), attempt(1)
+        for offset in range(2000):
+            says.say(one, chunk(offset))
+            await asyncio.sleep(0)
+        await tasks.settle(1.0)
+    parts = [
+        part
+        for _, message in wire.sent
+        for part in ([p for _, p in message.items] if hasattr(message, "items") else [message])
+    ]
+    assert [part.offset for part in parts] == list(range(2000))
+    assert len(wire.sent) < 1000
