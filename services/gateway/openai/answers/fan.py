@@ -6,13 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Protocol
 
+from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
+from proto.ids import new_request_id
 from services.gateway.api import Call, Calls, Delta, Live
 
 __all__ = ["Lives", "open_all"]
 
+_PAUSE_S = 0.25
 _SIBLING_FAILED = "another choice of the request failed"
 
 
@@ -40,7 +44,7 @@ class Lives(Protocol):
 
 @asynccontextmanager
 async def open_all(
-    calls: Calls, asked: Sequence[Call], *, at_once: int, why: Callable[[], str]
+    calls: Calls, asked: Sequence[Call], *, at_once: int, clock: Clock, why: Callable[[], str]
 ) -> AsyncGenerator[Lives]:
     """Open calls; what has not come to its end when the block is left is given up.
 
@@ -55,7 +59,7 @@ async def open_all(
         async with _one(calls, asked[0], why) as lives:
             yield lives
         return
-    many = _Many(calls, asked, at_once)
+    many = _Many(calls, asked, at_once, clock)
     async with many.running(why):
         yield many
 
@@ -91,17 +95,22 @@ class _One:
 class _Many:
     """Several calls, each followed by a task of its own."""
 
-    def __init__(self, calls: Calls, asked: Sequence[Call], at_once: int) -> None:
+    def __init__(self, calls: Calls, asked: Sequence[Call], at_once: int, clock: Clock) -> None:
         self._calls = calls
+        self._clock = clock
         self._asked = asked
         self._places = asyncio.Semaphore(at_once)
         self._first: Live | None = None
         self._running: dict[int, Live] = {}
+        self._begun = False
+        """Whether any choice has found a place."""
+        self._active = 0
+        """Choices that look for a place now."""
         self._left = len(asked)
         self._queue: deque[tuple[int, Delta]] = deque()
         self._failure: PdbusError | None = None
         self._changed = asyncio.Event()
-        self._one_ended = asyncio.Event()
+        self._freed = asyncio.Event()
 
     @property
     def first(self) -> Live:
@@ -170,6 +179,7 @@ class _Many:
     async def _run(self, index: int, call: Call) -> None:
         live = await self._open(call)
         self._running[index] = live
+        self._begun = True
         if index == 0:
             self._first = live
         self._changed.set()
@@ -179,15 +189,34 @@ class _Many:
                 self._changed.set()
         del self._running[index]
         self._left -= 1
-        self._one_ended.set()
+        self._freed.set()
 
     async def _open(self, call: Call) -> Live:
-        """Open a call; where all slots are taken, one of ours may be freed."""
+        """Open a call; where all slots are taken, wait for one of ours, or try again."""
+        turn = 0
         while True:
+            self._active += 1
             try:
-                return await self._calls.open(call)
+                return await self._calls.open(self._again(call, turn) if turn else call)
             except PdbusError as refusal:
-                if refusal.code is not ErrorCode.SATURATED or not self._running:
+                late = self._clock.unix_ms() >= call.deadline_ms
+                alone = not self._begun and self._active == 1
+                if refusal.code is not ErrorCode.SATURATED or late or alone:
                     raise
-            self._one_ended.clear()
-            await self._one_ended.wait()
+            finally:
+                self._active -= 1
+            turn += 1
+            await self._wait_for_slot()
+
+    def _again(self, call: Call, turn: int) -> Call:
+        """Return a call for another try: what was refused stands in the ledger as failed."""
+        rid = new_request_id(self._clock.unix_ms(), self._clock.entropy)
+        return replace(call, rid=rid, key=call.key and f"{call.key} /{turn}")
+
+    async def _wait_for_slot(self) -> None:
+        if not self._running:
+            # Others have them all: what has begun goes on when they leave some.
+            await self._clock.sleep(_PAUSE_S)
+            return
+        self._freed.clear()
+        await self._freed.wait()

@@ -133,6 +133,7 @@ class Giving:
             self.calls,
             self.asked.calls,
             at_once=self.at_once,
+            clock=self.clock,
             why=lambda: self.exchange.abandoned or "not_delivered",
         )
         try:

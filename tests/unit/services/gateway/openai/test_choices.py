@@ -152,12 +152,23 @@ async def test_only_some_run_at_a_time(rig: Rig):
 
 
 class FewSlots(ScriptedCalls):
-    """Workers with two slots: a third call is refused until one of them has ended."""
+    """Workers with two slots: a third call is refused until one of them has ended.
+
+    All look for a place before any finds one, and for a while strangers hold every slot.
+    """
 
     taken = 0
     refused = 0
+    strangers = 0
+    seen: tuple[Call, ...] | list[Call] = ()
 
     async def open(self, call: Call) -> ScriptedLive:
+        self.seen = [*self.seen, call]
+        await asyncio.sleep(0)
+        if self.lives and self.strangers:
+            self.strangers -= 1
+            self.refused += 1
+            raise PdbusError(ErrorCode.SATURATED)
         if self.taken == 2:
             self.refused += 1
             raise PdbusError(ErrorCode.SATURATED)
@@ -178,10 +189,33 @@ class FewSlots(ScriptedCalls):
 
 async def test_a_choice_waits_for_a_slot_of_its_siblings(rig: Rig):
     """More choices than slots: those that find none come when others have ended."""
-    rig.calls = FewSlots(script=words("x", "y"))
-    body = (await rig.ask(n=5)).json
-    assert [choice["message"]["content"] for choice in body["choices"]] == ["xy"] * 5
-    assert rig.calls.refused
+    for strangers in (0, 5):
+        rig.calls = FewSlots(script=words("x", "y"))
+        rig.calls.strangers = strangers
+        body = (await rig.ask(n=5)).json
+        assert [choice["message"]["content"] for choice in body["choices"]] == ["xy"] * 5
+        assert rig.calls.refused
+        assert len({call.rid for call in rig.calls.opened}) == 5
+
+
+async def test_another_try_is_another_request(rig: Rig):
+    """What was refused is over: the next try has an id and a key of its own, the same each time."""
+    tried: list[list[str | None]] = []
+    for _ in range(2):
+        rig.calls = FewSlots(script=words("x"))
+        await rig.ask(n=3, headers={"idempotency-key": "k"})
+        tried.append([call.key for call in rig.calls.seen])
+        assert len({call.rid for call in rig.calls.seen}) == len(rig.calls.seen)
+    assert tried[0] == tried[1] == ["k", "k 1", "k 2", "k 2 /1"]
+
+
+async def test_a_request_that_finds_no_slot_at_all_is_refused(rig: Rig):
+    """Where none of its choices finds a place, the request is told so, and ends."""
+    rig.calls = FewSlots()
+    rig.calls.taken = 2
+    reply = await rig.ask(n=5)
+    assert (reply.status, reply.error["code"]) == (429, "saturated")
+    assert rig.calls.refused >= 5
 
 
 @pytest.mark.parametrize("stream", [True, False])
