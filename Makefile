@@ -10,11 +10,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Settings of single targets.
+FULL ?=
 ONCE ?=
 SEEDS ?= 200
 PYTEST ?=
 
-.PHONY: help setup setup-dev run check test reuse-sglang judge-sglang judge-text parity bench-path bench-edge sim chaos fuzz-edge soak soak-kv cancels lock generate clean
+.PHONY: help setup setup-dev run check test reuse-sglang judge-sglang judge-text parity bench-kv bench-path bench-edge sim chaos fuzz-edge soak soak-kv cancels lock generate clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -77,6 +78,9 @@ judge-text: setup-dev ## Ask SmolLM2 through the whole product: text, stops, log
 
 parity: setup ## Compare 1 prefill + 1 decode with one aggregated engine, token by token.
 	@$(BIN)/python -m ops.bench.parity
+
+bench-kv: setup ## Measure the data plane beside NIXL, Mooncake, ucx_perftest and the machine (FULL=1: all).
+	@$(BIN)/python -m ops.bench.kv $(if $(FULL),--full)
 
 bench-path: setup ## Measure 1 prefill + 1 decode against one aggregated engine.
 	@$(BIN)/python -m ops.bench.path

@@ -84,8 +84,10 @@ class PageStore:
     def _page_runs(self, pages: Pages) -> Table:
         if not len(pages):
             return np.empty(0, ENTRY)
-        first = np.concatenate(([0], np.flatnonzero(np.diff(pages) != 1) + 1))
-        counts = np.diff(np.append(first, len(pages)))
+        cuts = (pages[1:] - pages[:-1] != 1).nonzero()[0] + 1
+        edges = np.empty(len(cuts) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, cuts, len(pages)
+        first, counts = edges[:-1], edges[1:] - edges[:-1]
         table = np.empty((len(self._page_bases), len(first)), ENTRY)
         sizes = self._page_sizes[:, None]
         table["at"] = self._page_bases[:, None] + pages[first][None, :] * sizes

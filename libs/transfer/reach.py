@@ -14,8 +14,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ Table = npt.NDArray[np.void]
 ENTRY = np.dtype([("at", "<u8"), ("length", "<u8")])
 """One run of bytes, as the kernel wants it."""
 
+_WORD = 8
 _MOST_ENTRIES = 1024
 """The kernel takes no more runs a call."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -69,9 +71,11 @@ def peek(pid: int, address: int) -> int:
     Raises:
         OSError: it is not there, or not to be read.
     """
-    word = np.zeros(1, np.uint64)
-    pull(pid, table_of(((address, 8),)), _entry(word, 0))
-    return int(word[0])
+    word = ctypes.c_uint64()
+    ours = (ctypes.c_uint64 * 2)(ctypes.addressof(word), _WORD)
+    theirs = (ctypes.c_uint64 * 2)(address, _WORD)
+    _read(pid, (ours, 1), (theirs, 1), _WORD)
+    return word.value
 
 
 def table_of(runs: tuple[tuple[int, int], ...]) -> Table:
@@ -86,25 +90,31 @@ def pull(pid: int, remote: Table, local: Table) -> None:
 
     Raises:
         OSError: the process is gone, or its memory is not there or not to be read.
+        ValueError: they are not of the same length.
     """
-    for theirs, ours, size in _calls(remote, local):
-        copied = _readv(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
-        if copied < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        if copied != size:
-            raise OSError(errno.EFAULT, f"{copied} of {size} bytes were there")
+    total = int(local["length"].sum())
+    offered = int(remote["length"].sum())
+    if total != offered:
+        raise ValueError(f"{total} bytes are to be filled, {offered} are offered")
+    calls: Iterable[tuple[Table, Table, int]] = ((remote, local, total),)
+    if max(len(remote), len(local)) > _MOST_ENTRIES:
+        calls = _calls(remote, local, total)
+    for theirs, ours, size in calls:
+        _read(pid, (ours.ctypes.data, len(ours)), (theirs.ctypes.data, len(theirs)), size)
 
 
-def _calls(remote: Table, local: Table) -> Iterator[tuple[Table, Table, int]]:
+def _read(pid: int, ours: tuple[Any, int], theirs: tuple[Any, int], size: int) -> None:
+    copied = _readv(pid, *ours, *theirs, 0)
+    if copied < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if copied != size:
+        raise OSError(errno.EFAULT, f"{copied} of {size} bytes were there")
+
+
+def _calls(remote: Table, local: Table, total: int) -> Iterator[tuple[Table, Table, int]]:
     """Cut both tables into what the kernel takes at once, and the bytes of each call."""
     theirs, ours = np.cumsum(remote["length"]), np.cumsum(local["length"])
-    total = int(ours[-1])
-    if total != int(theirs[-1]):
-        raise ValueError(f"{total} bytes are to be filled, {int(theirs[-1])} are offered")
-    if max(len(ours), len(theirs)) <= _MOST_ENTRIES:
-        yield remote, local, total
-        return
     done = 0
     while done < total:
         stop = min(_reach(theirs, done), _reach(ours, done))

@@ -278,10 +278,10 @@ def _flags(header: ChunkHeader) -> int:
     return bits | header.entries << _ENTRIES_SHIFT
 
 
-def seal_chunk(header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> int:
+def seal_chunk(header: ChunkHeader, slab: Bytes, digest: int | None = None) -> int:
     """Write header and seal around what lies in `slab`; return the message's length.
 
-    `payload` is what a checksum is made of where it is not in the slab.
+    `digest` is that of the payload where it is not in the slab.
     """
     facts = _FACTS.pack(
         _MAGIC,
@@ -302,8 +302,8 @@ def seal_chunk(header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -
     end = HEADER_BYTES + header.carried
     _U32.pack_into(view, end, check)
     if header.checked:
-        checked = slab[HEADER_BYTES:end] if payload is None else payload
-        _U32.pack_into(view, _DIGEST_AT, digest_of(checked))
+        known = digest_of(slab[HEADER_BYTES:end]) if digest is None else digest
+        _U32.pack_into(view, _DIGEST_AT, known)
     return end + SEAL_BYTES
 
 
@@ -337,14 +337,14 @@ def unseal_chunk(slab: Bytes) -> ChunkHeader:
     return header
 
 
-def is_intact(header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> bool:
+def is_intact(header: ChunkHeader, slab: Bytes, digest: int | None = None) -> bool:
     """Return whether the payload is what was sealed; True if nobody can tell.
 
-    `payload` is given where it is not in the slab.
+    `digest` is that of the payload where it is not in the slab.
     """
     if not header.checked:
         return True
-    (digest,) = _U32.unpack_from(slab.data, _DIGEST_AT)
-    if payload is None:
-        payload = slab[HEADER_BYTES : HEADER_BYTES + header.payload]
-    return digest == digest_of(payload)
+    if digest is None:
+        digest = digest_of(slab[HEADER_BYTES : HEADER_BYTES + header.payload])
+    (sealed,) = _U32.unpack_from(slab.data, _DIGEST_AT)
+    return sealed == digest

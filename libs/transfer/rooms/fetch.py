@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
+from libs.transfer.checksum import digest_of_runs
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.reach import ENTRY, peek, pull
 from libs.transfer.rooms.tally import FINAL, Tally
@@ -165,32 +166,23 @@ class FetchRoom:
     def _pull(self, header: ChunkHeader, slab: Bytes, pages: Pages, pid: int) -> bool:
         """Read a chunk out of the sender's memory; return whether it is what was offered."""
         table = slab[HEADER_BYTES : HEADER_BYTES + header.carried].view(ENTRY)
-        row = self._row if header.row_bytes else None
+        ours = self._store.runs(pages, self._row if header.row_bytes else None)
         # It is, until it is known that it is not; an error leaves it so.
         self._forsaken = True
         try:
-            pull(pid, table[1:], self._store.runs(pages, row))
-            held = peek(pid, int(table["at"][0])) == self.room
+            pull(pid, table[1:], ours)
         except ValueError as error:
             detail = f"chunk {header.sequence} cannot be read: {error}"
             self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
             return False
         # Where the lease is over, prefill has given the room up and is about to say so.
-        self._forsaken = not held
-        return held and self._is_intact(header, slab, self._gathered(header, pages, row))
+        self._forsaken = peek(pid, int(table["at"][0])) != self.room
+        if self._forsaken:
+            return False
+        return self._is_intact(header, slab, digest_of_runs(ours) if header.checked else None)
 
-    def _gathered(self, header: ChunkHeader, pages: Pages, row: int | None) -> Bytes | None:
-        """Return the payload of a checked chunk as it lies in the pages now."""
-        if not header.checked:
-            return None
-        payload = np.empty(header.payload, np.uint8)
-        used = self._store.gather_pages(pages, payload)
-        if row is not None:
-            self._store.gather_row(row, payload[used:])
-        return payload
-
-    def _is_intact(self, header: ChunkHeader, slab: Bytes, payload: Bytes | None = None) -> bool:
-        if is_intact(header, slab, payload):
+    def _is_intact(self, header: ChunkHeader, slab: Bytes, digest: int | None = None) -> bool:
+        if is_intact(header, slab, digest):
             return True
         detail = f"chunk {header.sequence} is not what was sent"
         self._end(TransferFailure(ErrorCode.TRANSFER_CORRUPT, detail))

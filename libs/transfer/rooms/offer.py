@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
-from libs.transfer.checksum import is_checked
+from libs.transfer.checksum import digest_of_runs, is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.reach import Lease, Table, table_of
+from libs.transfer.reach import ENTRY, Lease, Table, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
 from proto.errors import ErrorCode
@@ -31,6 +31,8 @@ Bytes = npt.NDArray[np.uint8]
 
 LEAST_RUN = 8 << 10
 """Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
+_LONG = 4
+"""Chunks that stay where they are may be so many times longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,46 +230,61 @@ class OfferRoom:
 
     def _make(self, want: Want, slab: Bytes, began: float) -> tuple[ChunkHeader, Bytes, bool]:
         """Return header and message of the next chunk, and whether decode needs the slab for it."""
-        store, start = self._store, self._start or 0
+        store = self._store
         room_for = (len(slab) - HEADER_BYTES - SEAL_BYTES - store.row_bytes) // store.page_bytes
-        pages = self._pages[self._cursor - start :][:room_for]
-        end = self._cursor + len(pages)
-        last = self._complete and end >= start + len(self._pages)
-        row = self._row if last and want.row else None
-        checked = is_checked(self.room, self._tally.chunks, self._checksum_every)
-        runs = None if self._lease is None or checked else self._whole_runs(pages, row)
-        used = 0
-        if runs is None:
-            used = store.gather_pages(pages, slab[HEADER_BYTES:])
-            if row is not None:
-                used += store.gather_row(row, slab[HEADER_BYTES + used :])
+        if self._lease is not None:
+            pages, last, row = self._next(want, room_for * _LONG)
+            runs = self._whole_runs(pages, row, len(slab))
+            if runs is not None:
+                header = self._header(pages, row, last=last, entries=1 + len(runs))
+                return header, _point(header, self._lease, runs), False
+        pages, last, row = self._next(want, room_for)
+        used = store.gather_pages(pages, slab[HEADER_BYTES:])
+        if row is not None:
+            used += store.gather_row(row, slab[HEADER_BYTES + used :])
+        self._tally.copy_s += time.monotonic() - began
+        if self._lease is None:
+            header = self._header(pages, row, last=last)
+            return header, slab[: seal_chunk(header, slab)], True
+        header = self._header(pages, row, last=last, entries=2)
+        gathered = table_of(((slab.ctypes.data + HEADER_BYTES, used),))
+        return header, _point(header, self._lease, gathered), True
+
+    def _next(self, want: Want, most: int) -> tuple[Pages, bool, int | None]:
+        """Return the next pages, whether they are the last, and the row that goes with them."""
+        start = self._start or 0
+        pages = self._pages[self._cursor - start :][:most]
+        last = self._complete and self._cursor + len(pages) >= start + len(self._pages)
+        return pages, last, self._row if last and want.row else None
+
+    def _header(
+        self, pages: Pages, row: int | None, *, last: bool, entries: int = 0
+    ) -> ChunkHeader:
+        """Return the header of the next chunk, which is then behind us."""
         now = time.monotonic_ns()
-        payload = len(pages) * store.page_bytes + (0 if row is None else store.row_bytes)
+        row_bytes = 0 if row is None else self._store.row_bytes
         header = ChunkHeader(
             room=self.room,
             sequence=self._tally.chunks,
             first_page=self._cursor,
             pages=len(pages),
             last=last,
-            row_bytes=0 if row is None else store.row_bytes,
-            payload=payload,
+            row_bytes=row_bytes,
+            payload=len(pages) * self._store.page_bytes + row_bytes,
             waited_us=min(int(max(0.0, now / 1e9 - self._queued_at) * 1e6), 0xFFFFFFFF),
             sent_ns=now,
-            checked=checked,
+            checked=is_checked(self.room, self._tally.chunks, self._checksum_every),
+            entries=entries,
         )
-        self._cursor, self._flushed = end, last
-        self._tally.copy_s += now / 1e9 - began
-        if self._lease is None:
-            return header, slab[: seal_chunk(header, slab)], True
-        gathered = slab[HEADER_BYTES : HEADER_BYTES + used]
-        if runs is None:
-            runs = table_of(((gathered.ctypes.data, used),))
-        return *_point(header, self._lease, runs, gathered), used > 0
+        self._cursor, self._flushed = self._cursor + len(pages), last
+        return header
 
-    def _whole_runs(self, pages: Pages, row: int | None) -> Table | None:
+    def _whole_runs(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
         """Return where pages and a row are, if they are in runs worth reading one by one."""
         runs = self._store.runs(pages, row)
-        return runs if int(runs["length"].sum()) >= LEAST_RUN * len(runs) else None
+        fits = HEADER_BYTES + (1 + len(runs)) * runs.itemsize + SEAL_BYTES <= slab_bytes
+        worth = int(runs["length"].sum()) >= LEAST_RUN * len(runs)
+        return runs if fits and worth else None
 
     def _note(self, header: ChunkHeader, began: float) -> None:
         tally = self._tally
@@ -292,13 +309,11 @@ class OfferRoom:
             self._lease.end()
 
 
-def _point(
-    header: ChunkHeader, lease: Lease, runs: Table, gathered: Bytes
-) -> tuple[ChunkHeader, Bytes]:
+def _point(header: ChunkHeader, lease: Lease, runs: Table) -> Bytes:
     """Return a chunk that says where its payload is: first the lease, then the runs."""
-    table = np.concatenate((table_of(((lease.address, 8),)), runs))
-    header = replace(header, entries=len(table))
     message = np.empty(HEADER_BYTES + header.carried + SEAL_BYTES, np.uint8)
-    message[HEADER_BYTES:-SEAL_BYTES] = table.view(np.uint8)
-    seal_chunk(header, message, gathered)
-    return header, message
+    table = message[HEADER_BYTES:-SEAL_BYTES].view(ENTRY)
+    table[0] = (lease.address, 8)
+    table[1:] = runs
+    seal_chunk(header, message, digest_of_runs(runs) if header.checked else None)
+    return message

@@ -129,13 +129,14 @@ def test_what_is_read_after_prefill_lets_go_is_thrown_away(
     """On the cma lane a chunk whose room was given up before decode read it counts for nothing."""
     monkeypatch.setattr(offers, "LEAST_RUN", least)
     prefill, decode = Side(1), Side(2)
-    offer, fetch = linked(prefill, decode, [1, 2], lane=Lane.CMA)
-    offer.push([3], first_page=0, last=False)
-    offer.push([4], first_page=1, last=True, row=0)
-    filled = offer.fill(slab_for(1))
-    later = offer.fill(slab_for(1))
+    pages = list(range(40))
+    offer, fetch = linked(prefill, decode, pages, lane=Lane.CMA)
+    offer.push(pages, first_page=0, last=True, row=0)
+    filled = offer.fill(slab_for(6))
+    later = offer.fill(slab_for(6))
     assert filled is not None
     assert later is not None
+    assert filled.uses_slab is (least > 0)
     offer.abort("reused")
     for chunk in (filled, later):
         header = unseal_chunk(chunk.message)

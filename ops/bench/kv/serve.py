@@ -1,0 +1,114 @@
+"""Prefill's process of a measurement: a plane whose pages are ready. `--fd` is its line."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from libs.transfer.api import KvLayout, PagePool, PlaneSettings
+from libs.transfer.plane import UcxPlane
+from ops.bench.kv.shapes import LAYOUTS, Cell, places
+from proto.ids import Room
+from proto.kv import Lane
+
+__all__ = ["Memory", "cell_of", "main"]
+
+_ROWS = 8
+_ROW_BYTES = 64
+_LEAST = 8 << 20
+
+
+class Memory:
+    """The pages and the plane of one engine.
+
+    Args:
+        cell: the largest that will be moved.
+        lanes: what the plane may use.
+        name: its incarnation.
+        more: further settings of the plane.
+    """
+
+    def __init__(self, cell: Cell, lanes: Sequence[Lane], name: str, **more: Any) -> None:
+        buffers = cell.layout.buffers
+        layout = KvLayout(
+            page_bytes=(cell.page_bytes,) * buffers,
+            row_bytes=(_ROW_BYTES,),
+            page_tokens=cell.page_tokens,
+            compat="",
+        )
+        # No smaller than where memory comes in huge pages, as an engine's does.
+        shape = (max(2 * cell.pages, _LEAST // cell.page_bytes), cell.page_bytes)
+        pages = [np.ones(shape, np.uint8) for _ in range(buffers)]
+        self.woken = threading.Event()
+        self.plane = UcxPlane(
+            layout,
+            PagePool(pages),
+            PagePool([np.ones((_ROWS, _ROW_BYTES), np.uint8)]),
+            PlaneSettings(lanes=tuple(lanes), **more),
+            name,
+            wake=self.woken.set,
+        )
+
+
+def cell_of(text: str) -> Cell:
+    """Return the cell that a JSON list says."""
+    name, page, size, apart = json.loads(text)
+    return Cell(LAYOUTS[name], page, size, apart)
+
+
+def main() -> None:
+    """Serve until the line closes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cell", type=cell_of, required=True)
+    parser.add_argument("--lanes", required=True)
+    parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--fd", type=int, required=True)
+    given = parser.parse_args()
+    lanes = [Lane(lane) for lane in given.lanes.split(",")]
+    memory = Memory(given.cell, lanes, "prefill", **given.settings)
+    stream = socket.socket(fileno=given.fd).makefile("rw")
+    for line in stream:
+        stream.write(json.dumps(_obey(memory, json.loads(line))) + "\n")
+        stream.flush()
+    memory.plane.close()
+
+
+def _obey(memory: Memory, order: dict[str, Any]) -> Any:
+    match order.pop("do"):
+        case "address":
+            return base64.b64encode(msgspec.msgpack.encode(memory.plane.address)).decode()
+        case "offer":
+            pages = places(cell_of(order["cell"]))
+            for room in range(order["first"], order["first"] + order["rooms"]):
+                offer = memory.plane.offer(Room(room))
+                offer.push(pages, first_page=0, last=True, row=0)
+            return None
+        case _:
+            return _compute(memory, **order)
+
+
+def _compute(memory: Memory, cell: str, first: int, chunk_pages: int, chunk_s: float) -> float:
+    """Push a prompt chunk by chunk, as it is computed; return when the last chunk was ready."""
+    pages = places(cell_of(cell))
+    offer = memory.plane.offer(Room(first))
+    ready = due = time.monotonic()
+    for at in range(0, len(pages), chunk_pages):
+        due += chunk_s
+        time.sleep(max(0.0, due - time.monotonic()))
+        some, last = pages[at : at + chunk_pages], at + chunk_pages >= len(pages)
+        ready = time.monotonic()
+        offer.push(some, first_page=at, last=last, row=0 if last else None)
+    return ready
+
+
+if __name__ == "__main__":
+    main()
