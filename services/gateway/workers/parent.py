@@ -24,6 +24,7 @@ from libs.clock import SystemClock
 from libs.fleet.announcer import pdbus_version
 from libs.lifecycle import HealthServer, Readiness, Tasks
 from libs.lifecycle.parent import die_with_parent
+from libs.lifecycle.process import EXIT_SETTINGS, EXIT_START
 from libs.telemetry import get_logger, setup_telemetry
 from proto.ids import new_instance
 from services.gateway.settings import Settings
@@ -33,7 +34,7 @@ from services.gateway.workers.sums import Sums
 __all__ = ["run_workers"]
 
 _SERVICE = "gateway"
-_EXIT_START = 1
+_USELESS = frozenset({EXIT_START, EXIT_SETTINGS})
 _LAST_S = 10.0
 """What children may take beyond their grace before they are killed."""
 _POLL_S = 0.1
@@ -90,7 +91,7 @@ class _Parent:
             await health.start()
         except OSError as error:
             get_logger().error("cannot start", reason=str(error))
-            return _EXIT_START
+            return EXIT_START
         with held:
             self._tell_port(health.port)
             await self._keep_all(health.port, held.getsockname()[1])
@@ -133,7 +134,14 @@ class _Parent:
             child.process, child.ready = None, False
             self.sums.bury(child.name)
             if self.stop.is_set():
-                self.codes.add(code if code >= 0 else _EXIT_START)
+                # One that was still being loaded ends by the signal itself.
+                self.codes.add(0 if code == -signal.SIGTERM else EXIT_START if code < 0 else code)
+                return
+            if child.life == 1 and not child.was_ready and code in _USELESS:
+                # It says itself why it cannot start, and the next one could not either.
+                get_logger().error("cannot start", process=child.instance, code=code)
+                self.codes.add(code)
+                self.stop.set()
                 return
             early = 0 if loop.time() - began > _STEADY_S else early + 1
             pause_s = _PAUSES_S[min(early, len(_PAUSES_S) - 1)] if early else 0.0
@@ -220,7 +228,7 @@ class _Parent:
             # The operator does not want to wait.
             for child in self.children:
                 _signal(child, signal.SIGKILL)
-            os._exit(_EXIT_START)
+            os._exit(EXIT_START)
         get_logger().info("stop requested")
         self.stop.set()
 
