@@ -184,6 +184,7 @@ async def test_sides_without_a_common_lane_say_so(words: Path, tmp_path: Path) -
         async with asyncio.timeout(NOT_READY_S):
             while "no common lane" not in text:
                 text = await pdbus(stack, "workers")
-        assert "decode has sysv, prefill has tcp" in text
+        assert "sysv, prefill has tcp" in text
+        assert "lane tcp is excluded by UCX_TLS=sm" in text
         reply = await ask(stack.port, "Hello", timeout_s=5)
         assert reply.status == 503, reply
