@@ -236,6 +236,18 @@ async def test_forced_calls_are_told_apart(engines: Rig, model: ModelFolder):
         assert isinstance(json.loads(arguments)["zone"], int)
 
 
+async def test_the_way_between_the_engines_is_measured(engines: Rig):
+    """Decode's scheduler process goes the way to prefill's, also while it has nothing to do."""
+    source = engines.ready[Role.PREFILL].address
+    assert source is not None
+    for _ in range(2):
+        found = await engines.engines[Role.DECODE].probe(source)
+        assert found.code is None, found
+        assert found.lane is not Lane.UNKNOWN
+        assert [one.size_bytes for one in found.sizes] == [1 << 10, 64 << 10, 4 << 20]
+        assert found.latency_s > 0
+
+
 async def test_a_request_that_nobody_meets_ends_by_its_deadline(engines: Rig, model: ModelFolder):
     """Each side gives up after the plane's time, with a reason, and holds nothing."""
     ids, source = prompt(model.path, 200, 77), engines.ready[Role.PREFILL].address
