@@ -26,6 +26,8 @@ _LAG_SHIFT = 5
 """A detector reads all that it holds with each piece: pieces grow with it, by this factor."""
 _MOST_HELD = 1 << 18
 _MOST_DRAINS = 256
+_NO_MARK = "\0"
+"""For detectors that know no mark that begins a call."""
 
 
 def _new_id() -> str:
@@ -54,10 +56,14 @@ class Calls:
         self._tools = list(tools)
         self._forced = forced
         self._new_id = new_id
+        self._names = {tool.function.name for tool in tools}
+        self._mark = str(getattr(detector, "bot_token", "")) or _NO_MARK
         self._pending = ""
         self._broken = False
-        self._owed = ""
+        self._owed: str = ""
         """Text that the detector was given and that has not come back in any form."""
+        self._claimed: str = ""
+        """Text that became the name of the call that is `_named`."""
         self._index: dict[int, int] = {}
         """Our number of the newest call that the detector gave each of its numbers."""
         self._count = 0
@@ -126,16 +132,16 @@ class Calls:
 
     def _step(self) -> bool:
         """Give the detector what is pending; return whether anything came."""
-        before, fed, self._pending = self._held, self._pending, ""
+        fed, self._pending = self._pending, ""
         self._owed += fed
         try:
             result = self._detector.parse_streaming_increment(fed, self._tools)
         except Exception as error:  # noqa: BLE001 - foreign code on whatever a model says
-            self._give_up(before + fed, error)
+            self._give_up(error)
             return True
         came = self._use(result)
         if len(self._held) > _MOST_HELD:
-            self._give_up(self._held, None)
+            self._give_up(None)
         return came
 
     def _use(self, result: Any) -> bool:
@@ -143,6 +149,9 @@ class Calls:
         if result.normal_text:
             self._say(result.normal_text)
         for item in result.calls:
+            if item.name and item.name not in self._names:
+                self._index.pop(item.tool_index, None)
+                continue
             if item.name:
                 self._begin(item)
             elif item.tool_index not in self._index:
@@ -154,6 +163,8 @@ class Calls:
 
     def _say(self, text: str) -> None:
         """Give text, and what the detector has dropped before it."""
+        if self._named is not None and not self._open:
+            self._settle(self._named, "")
         dropped, found, rest = self._owed.partition(text)
         if found:
             self._out.append(self._lost(dropped))
@@ -164,15 +175,21 @@ class Calls:
         """Return what of dropped text is no mark of a call that came."""
         if not self._count:
             return dropped
-        mark = str(getattr(self._detector, "bot_token", ""))
-        _, found, rest = dropped.partition(mark) if mark else ("", "", "")
+        _, found, rest = dropped.partition(self._mark)
         return found + rest
 
     def _begin(self, item: Any) -> None:
-        self._confirm()
+        if self._named is not None:
+            self._go_on(self._named.index, "{}")
+        # A mark before the last one has begun something that was no call.
+        before, mark, _ = self._owed.rpartition(self._mark)
+        if mark:
+            self._out.append(self._lost(before))
+            self._owed = self._owed[len(before) :]
         index, self._count = self._count, self._count + 1
         self._index[item.tool_index] = index
         self._named = CallDelta(index=index, id=self._new_id(), name=item.name)
+        self._claimed = self._owed
         if item.parameters:
             self._go_on(index, item.parameters)
 
@@ -190,18 +207,19 @@ class Calls:
         try:
             self._use(self._detector.finish(self._tools))
         except Exception as error:  # noqa: BLE001 - foreign code on whatever a model says
-            self._give_up(held, error)
+            self._give_up(error)
             return
+        if self._named is not None:
+            was_open = False
+            self._settle(self._named, held)
         if not was_open:
             self._out.append(self._rest(held))
-        elif self._named is not None:
-            self._settle(self._named, held)
 
     def _settle(self, named: CallDelta, held: str) -> None:
         """Decide what a call is that has got no argument until the end."""
         if "arguments" in held or "parameters" in held:
             self._named, self._count = None, self._count - 1
-            self._out.append(held)
+            self._owed = self._claimed + self._owed
         else:
             self._go_on(named.index, "{}")
 
@@ -213,14 +231,14 @@ class Calls:
         mark = str(getattr(self._detector, "eot_token", "")).strip()
         return "" if self._forced or not mark else held.partition(mark)[2]
 
-    def _give_up(self, held: str, error: Exception | None) -> None:
+    def _give_up(self, error: Exception | None) -> None:
         """Let what is not given yet, and all that follows, be plain text."""
         kind = "too much text" if error is None else type(error).__name__
         _LOG.warning("the tool parser failed: %s", kind)
         self._broken = True
         if self._named is not None:
             self._named, self._count = None, self._count - 1
-            self._owed = held
+            self._owed = self._claimed + self._owed
         self._out += [self._owed, self._pending]
         self._owed = self._pending = ""
 
