@@ -92,7 +92,7 @@ async def test_a_host_runs_an_aggregated_engine():
     assert progress
 
 
-@pytest.mark.parametrize("lanes", [(Lane.SYSV, Lane.TCP), (Lane.TCP,)])
+@pytest.mark.parametrize("lanes", [(Lane.CMA,), (Lane.SYSV, Lane.TCP), (Lane.TCP,)])
 @pytest.mark.parametrize("page_size", [1, 16])
 async def test_a_pair_answers_like_one_engine_over_ucx(lanes, page_size):
     """Many requests at once over real UCX give the reference answers and the lane's name."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +16,7 @@ def test_a_digest_does_not_depend_on_how_bytes_are_cut(data: bytes, cuts: list[i
     memory = np.frombuffer(bytearray(data), np.uint8)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     runs = table_of(
-        tuple(
-            (memory.ctypes.data + first, end - first)
-            for first, end in zip(edges, edges[1:], strict=False)
-        )
+        tuple((memory.ctypes.data + first, end - first) for first, end in itertools.pairwise(edges))
     )
     assert digest_of_runs(runs) == digest_of(memory)
     memory[0] ^= 1
