@@ -53,7 +53,7 @@ class ChatShape:
         )
 
     def _choice(self, index: int, said: Said) -> Choice:
-        calls = [said.calls[key] for key in sorted(said.calls)][: 1 if self.one_call else None]
+        calls = [said.calls[key] for key in sorted(said.calls) if not (self.one_call and key)]
         message = AnswerMessage(
             content=said.text or (None if calls else ""),
             tool_calls=tuple(
