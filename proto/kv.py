@@ -50,7 +50,7 @@ class TransferReport(Message, frozen=True, kw_only=True):
     tokens: int = 0
     chunks: int = 0
     queue_s: float = 0.0
-    """From the ask to the first byte that could have been sent."""
+    """Admission: from the first byte that could have been sent to its departure."""
     wire_s: float = 0.0
     """From the first chunk's departure (its arrival, if it came from another host) to the last
     one's arrival; on the sending side, to the last one's departure."""

@@ -103,7 +103,9 @@ class PlaneSettings:
     checksum_every: int = 8
     """One chunk of so many has a checksum: 1 for all of them, 0 for none."""
     credits: int = 4
-    """Slabs that decode grants to each prefill peer."""
+    """Slabs that decode grants to each prefill peer: chunks under way between the two."""
+    in_flight: int = 16
+    """Chunks under way from one prefill engine to all its peers."""
     connect_timeout_s: float = 5.0
     probe_timeout_s: float = 5.0
     want_timeout_s: float = 60.0

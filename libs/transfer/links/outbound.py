@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import TransferFailure
+from libs.transfer.links.admission import Admission
 from libs.transfer.links.parts import Parts
 from libs.transfer.links.probe import Answers
 from libs.transfer.links.watch import ProcessWatch
@@ -59,6 +60,11 @@ class Prefill(Protocol):
 
     def moved(self, offer: OfferRoom) -> None:
         """An offer may have come further, or to its end."""
+        ...
+
+    @property
+    def admission(self) -> Admission[Outbound]:
+        """Whose chunks may be under way."""
         ...
 
 
@@ -109,6 +115,8 @@ class Outbound:
         self._slabs: list[Bytes] = []
         self._made = 0
         self._sending: deque[tuple[Operation, _Lent]] = deque()
+        self._out = 0
+        """Chunks under way."""
         self._lent: dict[int, _Lent] = {}
         """On the cma lane: chunks that decode has not taken yet, by their slot."""
         self._proof = np.array([proof_of(hello.nonce)], np.uint64)
@@ -181,6 +189,9 @@ class Outbound:
         if self._watch is not None:
             self._watch.close()
         self._port.close()
+        self._prefill.admission.give(self._out)
+        self._prefill.admission.leave(self)
+        self._out = 0
         self._sending.clear()
         self._lent.clear()
         self._queue.clear()
@@ -242,6 +253,8 @@ class Outbound:
 
     def _taken(self, lent: _Lent) -> None:
         """Note that nothing of a chunk is needed here any more."""
+        self._out -= 1
+        self._prefill.admission.give()
         if lent.slab is not None:
             self._slabs.append(lent.slab)
         lent.offer.sent(last=lent.last)
@@ -249,23 +262,30 @@ class Outbound:
 
     def _pump(self) -> bool:
         """Send chunks, one of each room in turn, while there are credits and slabs."""
-        sent = False
+        sent = waits = False
         peer = self._peer
         while peer and self._queue and self._credits and not self.ended:
             slab = self._slab()
             if slab is None:
+                break
+            if not self._prefill.admission.take(self):
+                self._slabs.append(slab)
+                waits = True
                 break
             offer = self._queue.popleft()
             filled = offer.fill(slab)
             if filled is None or not filled.uses_slab:
                 self._slabs.append(slab)
             if filled is None:
+                self._prefill.admission.give()
                 self._prefill.moved(offer)
                 continue
             self._send(peer, filled, _Lent(offer, filled.last, slab if filled.uses_slab else None))
             if offer.has_chunk:
                 self._queue.append(offer)
             sent = True
+        if not waits:
+            self._prefill.admission.leave(self)
         return sent
 
     def _send(self, peer: Line, chunk: Filled, lent: _Lent) -> None:
@@ -274,8 +294,10 @@ class Outbound:
         try:
             operation = self._port.send(peer, chunk.message, data_tag(slot))
         except TransportError as error:
+            self._prefill.admission.give()
             self._end(ErrorCode.DECODE_LOST, str(error))
             return
+        self._out += 1
         self._sending.append((operation, lent))
         if self.lane is Lane.CMA:
             self._lent[slot] = lent

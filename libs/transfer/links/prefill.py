@@ -6,6 +6,7 @@ import hmac
 import time
 
 from libs.transfer.api import RoomState, TransferFailure
+from libs.transfer.links.admission import Admission
 from libs.transfer.links.door import Door, judge
 from libs.transfer.links.outbound import Outbound
 from libs.transfer.links.parts import Parts
@@ -31,6 +32,7 @@ class PrefillSide:
         self._links: dict[str, Outbound] = {}
         self._refused: list[Outbound] = []
         self._table = OfferTable()
+        self.admission: Admission[Outbound] = Admission(parts.settings.in_flight, parts.loop.touch)
 
     @property
     def open_rooms(self) -> int:

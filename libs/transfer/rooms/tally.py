@@ -38,6 +38,7 @@ class Tally:
         """Return the report as of now."""
         wire = self.ended - self.started if self.started and self.ended else 0.0
         now = time.monotonic()
+        queue = (self.started or now) - self.first if self.first else 0.0
         return TransferReport(
             room=room,
             lane=self.lane,
@@ -45,7 +46,7 @@ class Tally:
             moved_bytes=self.moved,
             tokens=self.tokens,
             chunks=self.chunks,
-            queue_s=max(0.0, (self.first or now) - self.asked),
+            queue_s=max(0.0, queue),
             wire_s=max(0.0, wire),
             copy_s=self.copy_s,
             total_s=now - self.asked,

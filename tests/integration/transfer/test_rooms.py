@@ -190,3 +190,18 @@ def test_handles_that_change_are_announced(pair, room: int) -> None:
         stats = peer.until(lambda stats, wakes=wakes: stats["wakes"] > wakes)
         stats = peer.until(lambda stats: not stats["open_rooms"])
         assert stats["malformed_messages"] == stats["peers_lost"] == 0
+
+
+def test_rooms_of_many_peers_share_few_places(start, room: int) -> None:
+    """One chunk may be under way from the engine: three decode engines all get theirs in turns."""
+    settings = {"lanes": ["sysv"], "chunk_bytes": 64 << 10, "in_flight": 1}
+    peers = [start(settings=settings) for _ in range(4)]
+    prefill, *decodes = (peer.begun() for peer in peers)
+    pages = list(range(PAGES)) * 4
+    for place, decode in enumerate(decodes):
+        decode("fetch", source=prefill.address, room=room + place, pages=pages, row=0, tokens=1)
+        offer(prefill, room + place, pages)
+    for place, decode in enumerate(decodes):
+        end = decode("wait", side="fetch", room=room + place)
+        assert end["state"] == "DONE"
+        assert end["report"]["queue_s"] > 0
