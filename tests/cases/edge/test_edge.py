@@ -216,7 +216,7 @@ async def wandered(edge: RunningStack, count: int) -> None:
     routes = set(re.findall(r'http_route="([^"]*)"', after)) - set(
         re.findall(r'http_route="([^"]*)"', before)
     )
-    assert routes <= {"other", "/v1/models/{model}", "/livez", "/v1/models"}
+    assert routes <= {"other", "/v1/models/{model}", "/livez", "/v1/models", "/metrics"}
 
 
 async def test_strangers_paths_are_no_labels(edge: RunningStack) -> None:
