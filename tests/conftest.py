@@ -16,11 +16,20 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.support.checked.spec import SPEC
+
 # Every chunk of KV that a worker of a test sends has a checksum.
 os.environ.setdefault("PDBUS_PREFILL_KV_CHECKSUM_EVERY", "1")
 
 ROOMS = ("proto", "libs", "services")
 """Code that must never block an event loop."""
+
+
+def pytest_report_header() -> str:
+    """Say against what the answers of gateways are checked."""
+    if SPEC.is_file():
+        return "answers: checked against OpenAI's schemas"
+    return "answers: OpenAI's schemas are not beside this checkout; only orders are checked"
 
 
 @pytest.fixture(autouse=True)

@@ -164,7 +164,11 @@ async def test_answers_match_what_they_are_held_to(stack: RunningStack):
             temperature=0,
             text={"format": {"type": "json_schema", "name": "it", "schema": PERSON}},
         )
+        parsed = await client.responses.parse(
+            model=MODEL, input="A pet.", max_output_tokens=60, temperature=0, text_format=Pet
+        )
     assert pet.choices[0].message.parsed.kind in {"cat", "dog"}
+    assert parsed.output_parsed.kind in {"cat", "dog"}
     validator = jsonschema_rs.Draft202012Validator(PERSON)
     for text in (
         held.message.content,
