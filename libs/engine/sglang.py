@@ -120,6 +120,8 @@ class SglangEngine:
         live = self._live.get(job)
         if live is not None and not live.cancelled:
             live.cancelled = True
+            if live.check is not None:
+                live.check.cancel()
             self._send_abort(job)
             self._spawn(self._abort_again(live), f"abort {job}")
 
@@ -180,7 +182,7 @@ class SglangEngine:
 
     async def _drive(self, live: LiveJob) -> None:
         try:
-            if problem := await self._guide_problem(live.job):
+            if problem := await self._guide_problem(live):
                 live.fail(ErrorCode.INVALID_VALUE, problem)
                 return
             if live.cancelled:
@@ -203,13 +205,21 @@ class SglangEngine:
             self._rooms.pop(live.job.room, None)
             live.ended.set()
 
-    async def _guide_problem(self, job: Job) -> str:
-        guide, check = job.sampling.guide, self._started.guides
+    async def _guide_problem(self, live: LiveJob) -> str:
+        guide, check = live.job.sampling.guide, self._started.guides
         if guide is None:
             return ""
         if check is None:
             return "this engine takes no guides"
-        return await check.problem(guide)
+        live.check = self._loop.create_task(check.problem(guide))
+        try:
+            return await live.check
+        except asyncio.CancelledError:
+            if not live.cancelled:
+                raise
+            return ""
+        finally:
+            live.check = None
 
     def _send_abort(self, job: JobId) -> None:
         state = self._manager.rid_to_state.get(job)

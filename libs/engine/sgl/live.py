@@ -37,6 +37,8 @@ class LiveJob:
         self.job = job
         self.stream = stream
         self.cancelled = False
+        self.check: asyncio.Task[str] | None = None
+        """Of the job's guide, before SGLang has the job."""
         self.corrupt = ""
         """What is wrong with the bytes that were moved: nothing made of them is an answer."""
         self.ended = asyncio.Event()

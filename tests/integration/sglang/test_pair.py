@@ -179,6 +179,21 @@ async def test_a_broken_guide_is_the_end_of_its_request_only(
     assert (await engines.split(ids, greedy(2))).failure == ""
 
 
+async def test_a_cancel_does_not_wait_for_the_check_of_a_guide(engines: Rig, model: ModelFolder):
+    """A job whose guide is still being looked at ends as cancelled, and the engine serves on."""
+    guide = Guide(kind=GuideKind.REGEX, text="[^b]?" * 50)
+    engine = engines.engines[Role.AGGREGATED]
+    job = job_for(JobKind.AGGREGATED, prompt(model.path, 60, 88), drawn(8, guide=guide))
+    running = asyncio.create_task(engines.end_of(Role.AGGREGATED, job))
+    await asyncio.sleep(0.05)
+    await engine.abort(job.job)
+    async with asyncio.timeout(10):
+        end = await running
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.CANCELLED
+    assert (await engines.aggregated(prompt(model.path, 60, 88), greedy(2))).failure == ""
+
+
 async def test_stop_strings_end_the_text_before_them(engines: Rig, model: ModelFolder):
     """A stop string in the first token, and one that ends in a later token, never show."""
     ids = prompt(model.path, 60, 84)
