@@ -62,7 +62,7 @@ soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscript
 	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)
 
 soak-kv: setup-dev ## Move 20,000 transfers and let 50 peers die: what the data plane holds stays flat.
-	@$(BIN)/python -m pytest tests/integration/transfer/test_soak.py -m slow -q -s
+	@$(BIN)/python -m pytest tests/integration/transfer/faults/test_soak.py -m slow -q -s
 
 cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.
 	@$(BIN)/python -m tests.chaos.cancels --count $(or $(COUNT),2000)

@@ -1,6 +1,6 @@
 """OPS-06 and OPS-11: addresses that are not IPv4, and settings about hosts that are wrong.
 
-What the data plane does with them is in tests/integration/transfer/test_network.py.
+What the data plane does with them is in tests/integration/transfer/hosts/test_network.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.transfer.network import Network, network, why_no_network
+from tests.integration.transfer.hosts.network import Network, network, why_no_network
 from tests.integration.transfer.peer import Peer
 
 pytestmark = [

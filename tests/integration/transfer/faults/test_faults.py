@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.transfer.network import Network, network, why_no_network
+from tests.integration.transfer.hosts.network import Network, network, why_no_network
 from tests.integration.transfer.peer import PAGES, Peer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

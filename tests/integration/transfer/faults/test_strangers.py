@@ -129,10 +129,10 @@ def test_nothing_that_a_stranger_sends_does_harm(
     after = prefill.until(
         lambda stats: (
             sum(stats[n] - before[n] for n in ("malformed_messages", "strangers")) >= len(frames)
+            and not stats["open_rooms"]
         )
     )
     assert after["refused_peers"] == before["refused_peers"]
-    assert after["open_rooms"] == 0
 
 
 def tampered(address: str, **changes) -> str:
