@@ -48,6 +48,6 @@ KEYED: dict[str, Mutant] = {
     "results are not kept": mutant("I8", 0, (live, "keep_result", nothing)),
     "nobody may come back": mutant("I8", 11, (LiveCall, "_linger", _leave_at_once)),
     "holds are not heard": mutant("I8", 11, (LiveCall, "hold", lambda *_: None)),
-    "a failure is forgotten at once": mutant("I8", 1, (coordinator, "_FORGET_FAILURE_MS", 0)),
+    "a failure is forgotten at once": mutant("I8", 13, (coordinator, "_FORGET_FAILURE_MS", 0)),
     "a cancelled key begins anew": mutant("I8", 2, (Coordinator, "_ended", _cancelled_anew)),
 }

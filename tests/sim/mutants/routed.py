@@ -55,7 +55,7 @@ def _never_late(record: Any, ask: Any) -> None:
 ROUTED: dict[str, Mutant] = {
     "claims are not asked for": mutant("I4", 11, (decode_module, "claim", nothing)),
     "claims are granted to anybody": mutant("I2 I4", 20, (claims, "_check", lambda *_: None)),
-    "a late read counts as a newer attempt": mutant("I7 I2", 273, (claims, "_check", _never_late)),
+    "a late read counts as a newer attempt": mutant("I7 I2", 296, (claims, "_check", _never_late)),
     "a stale place is obeyed": mutant(
         # Tombstones alone would refuse its reservation.
         "I4",

@@ -124,7 +124,7 @@ STREAMED: dict[str, Mutant] = {
     "no offset dedup": mutant("I1", 8, (Assembler, "accept", _no_dedup)),
     "no attempt fence at the gateway": mutant(
         "I1 I4",
-        214,
+        14,
         (drive, "new_nonce", _one_nonce),
         (Follower, "_take", _any_attempt),
         (Mailroom, "shut", lambda *_: None),
@@ -142,9 +142,9 @@ STREAMED: dict[str, Mutant] = {
         "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
     "a late reader misses the beginning": mutant("I1", 0, (Reader, "deltas", _from_now_on)),
-    "a long gap fails the stream": mutant("I2", 62, (Assembler, "accept", _no_patience)),
+    "a long gap fails the stream": mutant("I2", 138, (Assembler, "accept", _no_patience)),
     "a guest mixes two attempts": mutant("I1", 164, (Assembler, "begin", _forget_sources)),
     "a lost end is not replayed": mutant(
-        "I2", 62, (DecodeService, "_handle_replay", _without_the_end)
+        "I2", 37, (DecodeService, "_handle_replay", _without_the_end)
     ),
 }

@@ -86,7 +86,7 @@ WORKING: dict[str, Mutant] = {
     "leases outlive their work": mutant("I3", 0, (Worker, "end_lease", lambda *_: None)),
     "aborts do not reach the engine": mutant("I7", 0, (Worker, "_abort_job", nothing)),
     "an abort hits later attempts": mutant("I7", 90, (Tombstones, "bury", _bury_all)),
-    "a drain forgets running work": mutant("I2", 18, (Worker, "_settled", _settled_at_once)),
+    "a drain forgets running work": mutant("I2", 56, (Worker, "_settled", _settled_at_once)),
     "a drain is not announced": mutant("drain I2", 1, (Worker, "_become", _become_quietly)),
     "a drain frees before the engine has": mutant(
         "I5", 1, (Worker, "_settled", _free_before_the_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,12 +92,17 @@ async def test_a_trickle_buys_no_time(rig: Rig):
     async with serving(rig, head_s=0.3) as server:
         reader, writer = await connect(server)
         answer = asyncio.ensure_future(reader.read())
+        sent = 0
         for byte in GET * 2:
             if answer.done():
                 break
             writer.write(bytes([byte]))
+            sent += 1
             await asyncio.sleep(0.02)
-        assert error_of(await answer)[1] == "body_timeout"
+        assert sent < len(GET) * 2
+        # A byte that crosses the answer may take it away.
+        with contextlib.suppress(ConnectionResetError):
+            assert error_of(await answer)[1] == "body_timeout"
         writer.close()
 
 
