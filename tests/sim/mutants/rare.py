@@ -7,6 +7,7 @@ from typing import Any
 from proto.gateway import TokenChunk
 from proto.ledger import Cleaned
 from services.cleanup import endings
+from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.follow import Follower
 from tests.sim.mutants.plant import Mutant, mutant
 
@@ -33,7 +34,16 @@ def _old_copies_count(self: Any, message: Any) -> Any:
     return taken
 
 
+_begin = Assembler.begin
+
+
+def _forget_sources(self: Any, attempt: int) -> None:
+    _begin(self, attempt)
+    self.inherited = 0
+
+
 RARE: dict[str, Mutant] = {
     "a lease given back elsewhere counts": mutant("I3", 696, (endings, "_cleaned", _of_any_worker)),
     "old copies count as signs of life": mutant("I2", 887, (Follower, "_take", _old_copies_count)),
+    "a guest mixes two attempts": mutant("I1", 793, (Assembler, "begin", _forget_sources)),
 }

@@ -33,4 +33,10 @@ REGRESSIONS: tuple[Regression, ...] = (
         "old copies count as signs of life",
         "Repeated old chunks kept a gateway waiting for a decode that was gone.",
     ),
+    Regression(
+        793,
+        "a guest mixes two attempts",
+        "A reader who joined a moved answer got the first words of one attempt and the rest of "
+        "another.",
+    ),
 )

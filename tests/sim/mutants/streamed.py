@@ -111,14 +111,6 @@ def _no_patience(self: Any, chunk: Any) -> list[Any]:
     return _accept(self, chunk)
 
 
-_begin = Assembler.begin
-
-
-def _forget_sources(self: Any, attempt: int) -> None:
-    _begin(self, attempt)
-    self.inherited = 0
-
-
 STREAMED: dict[str, Mutant] = {
     "no gap check": mutant("I1", 8, (Assembler, "accept", _no_gap_check)),
     "no offset dedup": mutant("I1", 8, (Assembler, "accept", _no_dedup)),
@@ -143,7 +135,6 @@ STREAMED: dict[str, Mutant] = {
     ),
     "a late reader misses the beginning": mutant("I1", 0, (Reader, "deltas", _from_now_on)),
     "a long gap fails the stream": mutant("I2", 138, (Assembler, "accept", _no_patience)),
-    "a guest mixes two attempts": mutant("I1", 164, (Assembler, "begin", _forget_sources)),
     "a lost end is not replayed": mutant(
         "I2", 37, (DecodeService, "_handle_replay", _without_the_end)
     ),
