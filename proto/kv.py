@@ -7,7 +7,7 @@ from enum import StrEnum
 from proto.base import Message
 from proto.ids import Room
 
-__all__ = ["KV_PROTOCOL", "Lane", "PeerAddress", "TransferReport"]
+__all__ = ["KV_PROTOCOL", "Lane", "PeerAddress", "RankAddress", "TransferReport"]
 
 KV_PROTOCOL = 2
 """Raised when a change makes old and new data planes misunderstand each other."""
@@ -27,6 +27,14 @@ class Lane(StrEnum):
     UNKNOWN = "unknown"
 
 
+class RankAddress(Message, frozen=True, kw_only=True):
+    """How to reach the data plane of a further rank, on the host of the first."""
+
+    incarnation: str
+    workers: dict[str, bytes] = {}
+    secret: bytes = b""
+
+
 class PeerAddress(Message, frozen=True, kw_only=True):
     """How to reach the data plane of one engine incarnation."""
 
@@ -35,6 +43,8 @@ class PeerAddress(Message, frozen=True, kw_only=True):
     """Identity of the host and of its IPC namespace: equal means shared memory is shared."""
     workers: dict[str, bytes] = {}
     """UCX worker address per lane on which this engine accepts peers."""
+    ranks: tuple[RankAddress, ...] = ()
+    """The planes of its further tensor-parallel ranks, in order."""
     secret: bytes = b""
     """Proves to this engine that whoever greets it has this address from the bus."""
 

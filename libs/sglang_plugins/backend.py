@@ -15,7 +15,8 @@ import zmq
 from libs.sglang_plugins.address import encode_address
 from libs.sglang_plugins.link import HostLink
 from libs.sglang_plugins.options import BackendOptions, draft_of
-from libs.sglang_plugins.pools import check_supported, host_pool
+from libs.sglang_plugins.pools import check_supported, host_pool, pool_of
+from libs.sglang_plugins.ranks import incarnation_of
 from libs.transfer.api import DataPlane, Fetch, KvLayout, Offer, PlaneSettings, Wake
 from libs.transfer.plane import UcxPlane
 from proto.backend import PlaneOpened, RoomClosed
@@ -76,6 +77,8 @@ class UcxBackend(BaseKVManager):
             pp_size=server_args.pp_size,
         )
         self.kv_args = args
+        self.rank = int(args.engine_rank)
+        self.ranks = int(server_args.tp_size)
         self.page_size = int(args.page_size)
         self.want_timeout_s = options.want_timeout_s
         self.transfer_infos: dict[int, Any] = {}
@@ -218,9 +221,9 @@ def _open_plane(
         facts=facts,
     )
     return UcxPlane(
-        incarnation=options.incarnation,
+        incarnation=incarnation_of(options.incarnation, int(args.engine_rank)),
         layout=layout,
-        pages=host_pool(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
+        pages=pool_of(str(server.device), args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
         rows=host_pool(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
         settings=PlaneSettings(
             lanes=options.lanes,

@@ -16,7 +16,14 @@ import numpy.typing as npt
 
 from libs.transfer.api import PagePool
 
-__all__ = ["DeviceBuffer", "UnsupportedMemoryError", "check_supported", "device_pool", "host_pool"]
+__all__ = [
+    "DeviceBuffer",
+    "UnsupportedMemoryError",
+    "check_supported",
+    "device_pool",
+    "host_pool",
+    "pool_of",
+]
 
 
 class UnsupportedMemoryError(RuntimeError):
@@ -54,13 +61,21 @@ def check_supported(args: Any, *, device: str, tp_size: int, pp_size: int) -> No
         "draft KV buffers": bool(getattr(args, "num_draft_entries", 0)),
         f"tensor parallel size {tp_size}": tp_size != 1,
         f"pipeline parallel size {pp_size}": pp_size != 1,
-        # The plane copies pages with the CPU; device memory needs one that takes `device_pool`.
-        f"KV memory on {device}": device != "cpu",
+        f"KV memory on {device}": device not in {"cpu", "cuda"},
         "no KV buffers": not args.kv_data_ptrs,
     }
     found = [text for text, wrong in problems.items() if wrong]
     if found:
         raise UnsupportedMemoryError(f"the ucx backend does not support: {', '.join(found)}")
+
+
+def pool_of(
+    device: str, pointers: Sequence[int], lengths: Sequence[int], item_bytes: Sequence[int]
+) -> PagePool:
+    """Return an engine's pages where they are."""
+    if device == "cpu":
+        return host_pool(pointers, lengths, item_bytes)
+    return PagePool(device_pool(pointers, lengths, item_bytes))
 
 
 def host_pool(

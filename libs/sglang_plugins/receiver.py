@@ -10,6 +10,7 @@ import numpy as np
 
 from libs.sglang_plugins.address import decode_address
 from libs.sglang_plugins.backend import UcxBackend
+from libs.sglang_plugins.ranks import address_of
 from libs.sglang_plugins.states import FAILED, SUCCESS, WAITING_FOR_INPUT, poll_of
 from libs.transfer.api import Fetch
 from proto.base import ProtocolError
@@ -51,8 +52,9 @@ class UcxReceiver(BaseKVReceiver):
         # Prefill waits no longer than that for our ask, so later pages would be of no use.
         self._deadline = time.monotonic() + mgr.want_timeout_s
         try:
-            self._source = decode_address(bootstrap_addr)
-        except ProtocolError as error:
+            engine = decode_address(bootstrap_addr)
+            self._source = address_of(engine, mgr.rank, mgr.ranks)
+        except (ProtocolError, ValueError) as error:
             # An exception here would end the engine, not the request.
             self._refuse(ErrorCode.INVALID_REQUEST, str(error))
 

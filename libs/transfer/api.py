@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +84,12 @@ class KvLayout:
 
 @dataclass(slots=True)
 class PagePool:
-    """Paged memory as bytes: one array of shape (pages, page_bytes) and dtype uint8 a buffer."""
+    """Paged memory as bytes: one array of shape (pages, page_bytes) and dtype uint8 a buffer.
 
-    buffers: Sequence[npt.NDArray[np.uint8]]
+    Pages, not rows, may be in device memory: then each buffer has the CUDA array interface.
+    """
+
+    buffers: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)

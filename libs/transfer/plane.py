@@ -15,8 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, PlaneStats
+from libs.transfer.device import DeviceStore, is_on_device
 from libs.transfer.environment import excluded_lanes
 from libs.transfer.links import DecodeSide, Parts, PrefillSide
 from libs.transfer.links.door import wire_layout
@@ -72,6 +74,7 @@ class UcxPlane:
         self._rested = rested
         self._changed = False
         self._closed = False
+        self._on_device = False
         self._started = threading.Event()
         self._start_error: PdbusError | None = None
         self._loop = Loop(
@@ -82,7 +85,7 @@ class UcxPlane:
             finish=self._finish,
         )
         self._parts = Parts(
-            store=PageStore(layout, pages, rows),
+            store=self._store(layout, pages, rows),
             layout=wire_layout(layout),
             settings=settings,
             incarnation=incarnation,
@@ -184,6 +187,13 @@ class UcxPlane:
         """Fail all rooms, drop all peers, end the thread."""
         self._loop.end()
 
+    def _store(self, layout: KvLayout, pages: PagePool, rows: PagePool) -> PageStore:
+        if not is_on_device(pages.buffers):
+            return PageStore(layout, pages, rows)
+        # Anything that copies as a page store does is one to the rooms.
+        self._on_device = True
+        return cast("PageStore", DeviceStore(layout, pages.buffers, rows))
+
     def _await_start(self) -> None:
         if not self._started.wait(_START_TIMEOUT_S):
             raise PdbusError(ErrorCode.INTERNAL, "the data plane did not start in time")
@@ -205,7 +215,7 @@ class UcxPlane:
     def _begin(self) -> None:
         parts = self._parts
         try:
-            parts.excluded.update(_unusable(self._settings.lanes))
+            parts.excluded.update(_unusable(self._settings.lanes, on_device=self._on_device))
             for lane in self._settings.lanes:
                 if lane not in parts.excluded:
                     parts.contexts[lane] = LaneContext(lane, self._settings.interface)
@@ -252,15 +262,16 @@ class UcxPlane:
         self._settle()
 
 
-def _unusable(lanes: Sequence[Lane]) -> dict[Lane, str]:
+def _unusable(lanes: Sequence[Lane], *, on_device: bool) -> dict[Lane, str]:
     """Return the lanes that cannot be had here, and why.
 
     Raises:
         PdbusError: that are all (`lane_refused`).
     """
     found = excluded_lanes(lanes, os.environ)
-    reason = blocked() if Lane.CMA in lanes else None
-    if reason is not None:
+    device = "lane cma is blocked: KV memory is on a device" if on_device else None
+    reason = device or blocked()
+    if reason is not None and Lane.CMA in lanes:
         found.setdefault(Lane.CMA, reason)
     if found.keys() >= set(lanes):
         raise PdbusError(ErrorCode.LANE_REFUSED, "; ".join(found.values()))

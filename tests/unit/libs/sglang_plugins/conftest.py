@@ -80,6 +80,8 @@ class Backend(SimpleNamespace):
             plane=Plane(),
             page_size=16,
             want_timeout_s=60.0,
+            rank=0,
+            ranks=1,
             linked="",
             asked=[],
             concluded=[],

@@ -10,6 +10,7 @@ from libs.sglang_plugins.pools import (
     check_supported,
     device_pool,
     host_pool,
+    pool_of,
 )
 
 
@@ -71,7 +72,16 @@ def test_what_cannot_be_moved_is_refused_by_name(
         check_supported(_arguments(**changes), device="cpu", tp_size=sizes[0], pp_size=sizes[1])
 
 
-def test_device_memory_is_refused_until_the_plane_can_take_it():
-    """A plane that copies with the CPU must not be given addresses of another memory."""
-    with pytest.raises(UnsupportedMemoryError, match="KV memory on cuda"):
-        check_supported(_arguments(), device="cuda", tp_size=1, pp_size=1)
+def test_memory_of_an_unknown_kind_is_refused():
+    """Host memory and CUDA memory can be copied; another device's addresses mean nothing here."""
+    check_supported(_arguments(), device="cuda", tp_size=1, pp_size=1)
+    with pytest.raises(UnsupportedMemoryError, match="KV memory on xpu"):
+        check_supported(_arguments(), device="xpu", tp_size=1, pp_size=1)
+
+
+def test_a_pool_is_where_the_memory_is():
+    """Addresses of a device are never looked at from the host."""
+    memory = np.zeros(6 * 8, dtype=np.uint8)
+    assert pool_of("cpu", *_facts(memory, 8)).buffers[0].shape == (6, 8)
+    (buffer,) = pool_of("cuda", [4096], [80], [16]).buffers
+    assert buffer.__cuda_array_interface__["shape"] == (5, 16)
