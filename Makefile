@@ -61,8 +61,8 @@ fuzz-edge: setup-dev ## Send CASES (20000) made-up requests to the REST edge, fr
 soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscriptions grow.
 	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)
 
-soak-kv: setup-dev ## Move 20,000 transfers and let 50 peers die: what the data plane holds stays flat.
-	@$(BIN)/python -m pytest tests/integration/transfer/faults/test_soak.py -m slow -q -s
+soak-kv: setup-dev ## 20,000 transfers, 51 deaths of peers, storms: right bytes only, and nothing is left.
+	@$(BIN)/python -m pytest tests/integration/transfer/faults -m slow -q -s
 
 cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.
 	@$(BIN)/python -m tests.chaos.cancels --count $(or $(COUNT),2000)

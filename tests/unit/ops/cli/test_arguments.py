@@ -109,6 +109,28 @@ def test_policy_and_grace_reach_the_services(tmp_path: Path) -> None:
     assert all("--drain-grace-s 3" in command for command in commands.values())
 
 
+def test_lanes_are_told_to_those_that_move_kv(tmp_path: Path) -> None:
+    """The policy reaches prefill and decode; without one their own settings stand."""
+    for given, told in (("--kv-lanes=require:rc,cuda_ipc", True), ("--kv-lanes=allow", False)):
+        slots = service_slots(
+            parse(given),
+            ModelChoice("smollm2", tmp_path / "model"),
+            Address("nats://127.0.0.1:1", (8000,)),
+            SystemClock().entropy,
+        )
+        commands = {slot.role: " ".join(slot.argv(4321)) for slot in slots}
+        for role in ("prefill", "decode"):
+            assert ("--kv-lanes require:rc,cuda_ipc" in commands[role]) == told
+        assert not any("--kv-lanes" in commands[role] for role in ("gateway", "router", "cleanup"))
+
+
+@pytest.mark.parametrize("policy", ["sysv,tcp", "require:tpc", "require", "allow:tcp"])
+def test_a_policy_that_is_none_is_refused(policy: str) -> None:
+    """Before anything starts, with the option's name."""
+    with pytest.raises(CommandError, match="--kv-lanes: "):
+        parse(f"--kv-lanes={policy}")
+
+
 def test_aggregated_alone_is_a_stack() -> None:
     """Aggregated workers need no peers."""
     assert parse("--prefill=0", "--decode=0", "--aggregated=2").aggregated == 2
