@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from libs.engine import Engine
+from libs.telemetry import gauge, names
 from libs.worker.leases import LeaseTable
 from proto.host import EngineLoad, EngineReady
 from proto.workers import Role, WorkerLoad
 
-__all__ = ["load_of"]
+__all__ = ["expose", "load_of"]
 
 
 def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role) -> WorkerLoad:
@@ -22,3 +26,14 @@ def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role
         kv_reserved_tokens=leases.tokens,
         engine_age_s=load.age_s,
     )
+
+
+def expose(engine: Callable[[], Engine | None], role: Role) -> None:
+    """Show what the data plane of the worker's present engine counts."""
+
+    def read(figure: str) -> float:
+        present = engine()
+        return float(getattr(present.load(), figure)) if present is not None else 0.0
+
+    gauge(names.KV_INFLIGHT_TRANSFERS, lambda: read("open_rooms"), role=str(role))
+    gauge(names.KV_DROPPED_CHUNKS, lambda: read("dropped_chunks"), role=str(role))

@@ -26,7 +26,7 @@ from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
 from libs.worker.leases import LeaseTable
-from libs.worker.load import load_of
+from libs.worker.load import expose, load_of
 from libs.worker.pairs import PairWatch
 from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
@@ -105,6 +105,7 @@ class Worker:
             bus=bus, clock=clock, tasks=tasks, policy=kv_lanes, changed=self.hurry
         )
         self.leases = LeaseTable(self._ref.incarnation, self._side)
+        expose(lambda: self.engine, role)
 
     # Life
 
