@@ -6,6 +6,7 @@ How planes behave when peers die is in tests/integration/transfer/.
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,17 +26,18 @@ NOT_READY_S = 15.0
 """Within this time a worker that cannot work says why."""
 REQUIRE = ("--kv-lanes", "require:sysv")
 FORCED = {"UCX_TLS": "tcp"}
+PROBE = ("pairs", "--probe", "--json")
 SLOW = pytest.mark.slow
 
 
-async def pdbus(stack: LooseStack, *command: str) -> str:
+async def pdbus(stack: LooseStack, *command: str, check: bool = True) -> str:
     """Return what a command of the program prints."""
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "ops.cli", *command, "--nats", stack.nats_url],
         capture_output=True,
         text=True,
-        check=True,
+        check=check,
     )
     return done.stdout
 
@@ -125,6 +127,11 @@ async def test_an_unwanted_lane_is_pointed_out(words: Path, tmp_path: Path) -> N
         assert 'pdbus_kv_pair_bandwidth_bytes_per_second{lane="tcp"}' in page
         assert "lane tcp, decode-0 wants sysv" in await pdbus(stack, "pairs")
         assert "pair is on an unwanted lane" in stack.log("router-0")
+        (row,) = [json.loads(line) for line in (await pdbus(stack, *PROBE)).splitlines()]
+        assert (row["decode"], row["prefill"], row["lane"]) == ("decode-0", "prefill-0", "tcp")
+        assert [one["size_bytes"] for one in row["sizes"]] == [1 << 10, 64 << 10, 4 << 20]
+        assert row["bytes_per_s"] > 0
+        assert "decode-0 wants sysv" in await pdbus(stack, "doctor", check=False)
 
 
 @pytest.mark.parametrize(
