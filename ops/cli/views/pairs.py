@@ -73,6 +73,10 @@ def pair_table(found: Iterable[PairRow]) -> Table:
     for row in found:
         why = f"{row.code}: {row.detail}" if row.code else row.warning
         speeds = ", ".join(f"{_size(one.size_bytes)} {_time(one.seconds)}" for one in row.sizes)
+        carriers = sorted({str(one.lane) for one in row.sizes} - {row.lane})
+        if carriers:
+            # On cma pages are read out of memory; it is the messages beside them that are measured.
+            speeds = f"{speeds} (on {', '.join(carriers)})"
         measured = row.state is PairState.UP
         shown.add_row(
             row.decode,

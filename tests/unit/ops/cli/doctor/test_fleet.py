@@ -160,3 +160,12 @@ def test_the_table_shows_figures_and_reasons() -> None:
     assert second[2] == "refused"
     assert "requires rc" in second[-1]
     assert isinstance(rows([prefill, other, decode])[0], PairRow)
+
+
+def test_the_table_says_what_was_measured() -> None:
+    """A probe's messages may take another transport than the pages: then it is named."""
+    prefill = beat(Role.PREFILL)
+    decode = beat(Role.DECODE, pairs=(report(prefill, lane=Lane.CMA),))
+    (cells,) = zip(*(list(column.cells) for column in pair_table(rows([prefill, decode])).columns))
+    assert cells[3] == "cma"
+    assert cells[6].endswith("4 MiB 2.00 ms (on sysv)")
