@@ -55,7 +55,8 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-_BAD = 500
+_BAD, _TOO_LARGE = 500, 413
+_MOST_EVENTS = 1_000_000
 _SHOWN = 1500
 """Characters of a case and of its fault that are told."""
 
@@ -104,6 +105,8 @@ def fuzz(url: str, model: str, *, cases: int, start: int) -> Report:
     """
     report = Report()
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    # Streams of many choices are long, and their ends are what is looked at.
+    schema.config.max_stream_events = _MOST_EVENTS
     found = {one.ok().path: one.ok() for one in schema.get_all_operations()}
     shares = {path: weight for path, weight in WEIGHTS.items() if path in found}
     with requests.Session() as session:
@@ -157,8 +160,11 @@ class _Judge:
                 case.path_parameters["model"] = self.model
         response = case.call(session=self.session)
         self.report.statuses[path, mode.value, response.status_code] += 1
+        # A body can be so wrong that it is too large to be read.
+        large = response.status_code == _TOO_LARGE
+        checks = [one for one in CHECKS if not (large and one is negative_data_rejection)]
         try:
-            case.validate_response(response, checks=CHECKS)
+            case.validate_response(response, checks=checks)
             self._openai(case, response)
         except FailureGroup as group:
             self._fault(case, "; ".join(str(one) for one in group.exceptions))

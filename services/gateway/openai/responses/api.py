@@ -88,5 +88,7 @@ def _check(request: ResponseRequest) -> None:
             if value is None:
                 raise invalid(f"text.format.{name}", "it is needed with type 'json_schema'.")
     choice = request.tool_choice
-    if not request.tools and choice not in {None, "none", "auto"}:
+    # A choice of several tools cannot be hashed.
+    plain = choice is None or choice == "none" or choice == "auto"  # noqa: PLR1714
+    if not request.tools and not plain:
         raise invalid("tool_choice", "there are no tools.")

@@ -59,7 +59,8 @@ def choose(
     offered = tuple(tools or ())
     _check(offered)
     if not offered:
-        if choice not in {None, "none", "auto"}:
+        # A choice of several tools cannot be hashed.
+        if not (choice is None or choice == "none" or choice == "auto"):  # noqa: PLR1714
             raise invalid("tool_choice", "it is only allowed with 'tools'.")
         return Chosen()
     if choice == "none":

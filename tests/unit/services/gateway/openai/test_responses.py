@@ -170,6 +170,12 @@ async def test_allowed_tools_are_those_of_chat(rig: Rig):
     parsing = rig.calls.opened[0].parsing
     assert parsing is not None
     assert [tool["function"]["name"] for tool in json.loads(parsing.tools)] == ["g"]
+    reply = await ask(rig, tool_choice=choice)
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
+    nested = [{"type": "function", "function": {"name": "g"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": nested}}
+    reply = await rig.ask(tool_choice=allowed)
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
     unknown = choice | {"tools": [{"type": "function", "name": "h"}]}
     reply = await ask(rig, tools=tools, tool_choice=unknown)
     assert (reply.status, reply.error["param"]) == (400, "tool_choice")
