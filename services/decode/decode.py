@@ -69,8 +69,10 @@ class DecodeService:
             Verb("reserve", Reserve, self._slots.reserve),
             Verb("start", DecodeStart, self._handle_start),
             Verb("replay", Replay, self._handle_replay),
-            Verb("pairs", PairsRequest, self.worker.pairs.answer),
         )
+        if self._probes:
+            pairs = Verb("pairs", PairsRequest, self.worker.pairs.answer)
+            self.worker.verbs = (*self.worker.verbs, pairs)
 
     async def start(self) -> None:
         """Begin to load the engine and to take work."""
