@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -100,6 +101,7 @@ class Partner:
             pass_fds=(theirs.fileno(),),
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
+            start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -132,6 +134,20 @@ class Partner:
             if problem:
                 raise Unavailable(str(problem))
         return cast("Any", answer)
+
+    def pause(self) -> None:
+        """Stop the process and its children until `resume`: some spin while they have no work."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError as error:
+            raise Unavailable("its process is gone") from error
 
     def close(self) -> None:
         """End the process."""

@@ -132,6 +132,7 @@ def parted() -> None:
 @contextmanager
 def _namespaces() -> Generator[None]:
     """Make two network namespaces with a cable between them; remove them afterwards."""
+    _remove_namespaces()
     try:
         for name in _NAMES:
             _ip("netns", "add", name)
@@ -143,8 +144,13 @@ def _namespaces() -> Generator[None]:
             _ip("-n", name, "link", "set", device, "up")
         yield
     finally:
-        for name in _NAMES:
-            subprocess.run([program("ip"), "netns", "del", name], capture_output=True, check=False)
+        _remove_namespaces()
+
+
+def _remove_namespaces() -> None:
+    """Remove them, also those that a killed run has left."""
+    for name in _NAMES:
+        subprocess.run([program("ip"), "netns", "del", name], capture_output=True, check=False)
 
 
 def _within(namespace: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """NIXL and Mooncake, in processes of their own environment: `python -m ops.bench.kv.foreign`.
 
 The measured process writes into memory that its child has registered. It answers orders on `--fd`.
-Nobody asks for the bytes and nobody is told that they are there, which favours these peers.
+Nobody asks for the bytes and nobody is told that they are there, which favours these peers; only in
+the kinds that end in `asked` the child asks with a notification and waits for another.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 __all__ = ["main"]
 
 _WAIT_S = 60.0
+_KINDS = ("nixl", "nixl-none", "nixl-asked", "nixl-none-asked", "mooncake")
 _BATCH = 512
 """Mooncake fails with many more pieces at once."""
 
@@ -28,7 +30,7 @@ _BATCH = 512
 def main() -> None:
     """Serve until the line closes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=("nixl", "nixl-none", "mooncake"), required=True)
+    parser.add_argument("--kind", choices=_KINDS, required=True)
     parser.add_argument("--largest", type=int, required=True)
     parser.add_argument("--fd", type=int, required=True)
     given = parser.parse_args()
@@ -53,14 +55,13 @@ def main() -> None:
 
 def _obey(pair: Any, order: dict[str, Any], child: int) -> Any:
     try:
+        if order["do"] == "greet":
+            return None
         if order["do"] == "prepare":
             pair.prepare(order["pieces"], order["piece"], apart=order["apart"])
             return None
         used = _cpu(os.getpid()) + _cpu(child)
-        began = time.perf_counter()
-        for _ in range(order["times"]):
-            pair.move()
-        seconds = time.perf_counter() - began
+        seconds = pair.run(order["times"])
         return {"seconds": seconds, "cpu_s": _cpu(os.getpid()) + _cpu(child) - used}
     except (RuntimeError, OSError, TypeError) as error:
         return {"problem": f"{type(error).__name__}: {error}"}
@@ -81,12 +82,14 @@ def _make(kind: str, largest: int, line: Any) -> Any:
     facts = line.recv_bytes()
     if facts.startswith(b"!"):
         raise RuntimeError(facts[1:].decode())
-    return Mooncake(largest, facts) if kind == "mooncake" else Nixl(kind, largest, facts)
+    if kind == "mooncake":
+        return Mooncake(largest, facts)
+    return Nixl(kind, largest, facts, line)
 
 
 def _agent(name: str, kind: str) -> Any:
     api: Any = import_module("nixl._api")
-    if kind == "nixl":
+    if not kind.startswith("nixl-none"):
         return api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
     agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
     agent.create_backend("UCX", {"ucx_error_handling_mode": "none"})
@@ -96,7 +99,8 @@ def _agent(name: str, kind: str) -> Any:
 class Nixl:
     """Writes through NIXL's UCX backend, one descriptor a piece."""
 
-    def __init__(self, kind: str, largest: int, facts: bytes) -> None:
+    def __init__(self, kind: str, largest: int, facts: bytes, line: Any) -> None:
+        self._line = line if kind.endswith("asked") else None
         base, _, metadata = facts.partition(b"\n")
         self._base = int(base)
         self._agent = _agent("prefill", kind)
@@ -104,6 +108,8 @@ class Nixl:
         self._memory = np.ones(largest, np.uint8)
         self._agent.register_memory([(self._memory.ctypes.data, largest, 0, "")], "DRAM")
         self._handle: Any = None
+        if self._line is not None:
+            self._line.send_bytes(self._agent.get_agent_metadata())
 
     def prepare(self, pieces: int, piece: int, *, apart: bool) -> None:
         """Describe both sides."""
@@ -119,9 +125,21 @@ class Nixl:
         runs = [(base + int(at), piece, 0) for at in offsets]
         return self._agent.get_xfer_descs(runs, "DRAM")
 
-    def move(self) -> None:
-        """Write all pieces."""
-        state = self._agent.transfer(self._handle)
+    def run(self, times: int) -> float:
+        """Write so many times; return the seconds that it took the side that measures."""
+        if self._line is None:
+            return _timed(self.move, times)
+        self._line.send_bytes(str(times).encode())
+        for _ in range(times):
+            _notified(self._agent)
+            self.move(b"done")
+        if not self._line.poll(_WAIT_S):
+            raise RuntimeError("the other process was not told")
+        return float(self._line.recv_bytes())
+
+    def move(self, word: bytes = b"") -> None:
+        """Write all pieces; `word` tells the other side."""
+        state = self._agent.transfer(self._handle, word)
         end = time.monotonic() + _WAIT_S
         while state != "DONE":
             if state == "ERR" or time.monotonic() > end:
@@ -151,6 +169,10 @@ class Mooncake:
             [piece] * pieces,
         )
         self.move()
+
+    def run(self, times: int) -> float:
+        """Write so many times; return the seconds."""
+        return _timed(self.move, times)
 
     def move(self) -> None:
         """Write all pieces."""
@@ -183,8 +205,32 @@ def _target(kind: str, largest: int, line: Any) -> None:
         line.send_bytes(f"!{type(error).__name__}: {error}".encode())
         return
     line.send_bytes(f"{memory.ctypes.data}\n".encode() + facts)
+    if not kind.endswith("asked"):
+        time.sleep(1 << 20)
+    peer = engine.add_remote_agent(line.recv_bytes())
     while True:
-        time.sleep(3600)
+        times = int(line.recv_bytes())
+        line.send_bytes(str(_timed(lambda: _ask(engine, peer), times)).encode())
+
+
+def _ask(agent: Any, peer: Any) -> None:
+    agent.send_notif(peer, b"ask")
+    _notified(agent)
+
+
+def _notified(agent: Any) -> None:
+    """Spin until there is a notification, as NIXL's users do."""
+    end = time.monotonic() + _WAIT_S
+    while not any(agent.get_new_notifs().values()):
+        if time.monotonic() > end:
+            raise RuntimeError("no notification came")
+
+
+def _timed(move: Any, times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        move()
+    return time.perf_counter() - began
 
 
 def _cpu(pid: int) -> float:

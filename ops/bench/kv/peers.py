@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from typing import Any
 
 from ops.bench.kv.contest import ROOT, Partner, Round, Unavailable, program
 from ops.bench.kv.shapes import Cell
 
 __all__ = ["KINDS", "Peer", "install"]
 
-KINDS = {"nixl": "NIXL", "nixl-none": "NIXL no errors", "mooncake": "Mooncake tcp"}
+KINDS = {
+    "nixl": "NIXL",
+    "nixl-none": "NIXL no errors",
+    "nixl-asked": "NIXL asked",
+    "nixl-none-asked": "NIXL asked, no err",
+    "mooncake": "Mooncake tcp",
+}
+"""Those that are asked do what pdbus does; the others only write."""
 _HOME = ROOT / ".pdbus" / "bench"
 _PYTHON = _HOME / "venv" / "bin" / "python"
 _SYSTEM = _HOME / "system"
@@ -40,21 +49,32 @@ class Peer:
         self._process = Partner(
             ("ops.bench.kv.foreign", *arguments), python=str(_PYTHON), environment=environment
         )
+        self._order(do="greet")
 
     def prepare(self, cell: Cell) -> None:
         """Describe the pieces."""
         if cell.pieces > _MOST_PIECES:
             raise Unavailable(f"{cell.pieces} pieces: it takes one descriptor each")
         piece = cell.moved // cell.pieces
-        self._process(do="prepare", pieces=cell.pieces, piece=piece, apart=cell.apart)
+        self._order(do="prepare", pieces=cell.pieces, piece=piece, apart=cell.apart)
 
     def run(self, cell: Cell, transfers: int) -> Round:
         """Write."""
-        answer = self._process(do="move", times=transfers)
+        answer = self._order(do="move", times=transfers)
         return Round(answer["seconds"], answer["cpu_s"], cell.moved * transfers, transfers)
+
+    def _order(self, **order: Any) -> Any:
+        """Give an order; its processes run only meanwhile, or NIXL's idle ones would take cores."""
+        self._process.resume()
+        try:
+            return self._process(**order)
+        finally:
+            self._process.pause()
 
     def close(self) -> None:
         """End its processes."""
+        with suppress(Unavailable):
+            self._process.resume()
         self._process.close()
 
 

@@ -12,6 +12,7 @@ __all__ = ["print_cell", "print_ratios"]
 
 _OURS = "pdbus cma"
 _PEERS = ("NIXL", "NIXL no errors")
+_ASKED = ("NIXL asked", "NIXL asked, no err")
 _SIZE_STEP = 1 << 10
 
 
@@ -29,26 +30,28 @@ def print_cell(cell: Cell, scores: Mapping[str, Score], order: Sequence[str]) ->
 
 def print_ratios(board: Mapping[Cell, Mapping[str, Score]]) -> None:
     """Print how pdbus stands beside NIXL and the lane itself, against the goals."""
-    print("\nratios, medians over layouts (goal): together | apart")
+    print("\nratios of pdbus cma, medians over layouts (goal)")
     sizes = sorted({cell.size for cell in board})
     for size in sizes:
         near = {cell: scores for cell, scores in board.items() if cell.size == size}
-        parts: list[str] = []
         for apart in (False, True):
             some = {cell: scores for cell, scores in near.items() if cell.apart is apart}
-            nixl = _ratio(some, _PEERS, cpu=False)
-            raw = _ratio(some, ("process_vm_readv",), cpu=False)
-            cpu = _ratio(some, _PEERS, cpu=True)
-            goals = ("0.7", "1.5") if apart else ("0.9", "1.0")
-            parts.append(
-                f"x NIXL {nixl} (1.15)  x raw lane {raw} ({goals[0]})"
-                f"  CPU / NIXL {cpu} ({goals[1]})"
+            shown = (
+                ("x NIXL", _PEERS, "1.15"),
+                ("x NIXL asked", _ASKED, "1.15"),
+                ("x raw lane", ("process_vm_readv",), "0.7" if apart else "0.9"),
             )
-        print(f"  {_bytes(size):>9}: {' | '.join(parts)}")
+            order = "apart   " if apart else "together"
+            words = [
+                f"{word} {_ratio(some, others, cpu=False)} ({goal})" for word, others, goal in shown
+            ]
+            cpu = _ratio(some, _PEERS, cpu=True)
+            words.append(f"CPU / NIXL {cpu} ({'1.5' if apart else '1.0'})")
+            print(f"  {_bytes(size):>9} {order} {'  '.join(words)}")
 
 
 def _ratio(some: Mapping[Cell, Mapping[str, Score]], others: Iterable[str], *, cpu: bool) -> str:
-    """Return the median ratio to the best of the others, or a dash."""
+    """Return the median ratio to the best of the others in each cell, or a dash."""
     found: list[float] = []
     for scores in some.values():
         mine = scores.get(_OURS)
