@@ -135,14 +135,19 @@ class Loop:
 
     def remove(self, member: Member) -> None:
         """Forget a member, before its port is closed."""
-        if self._members.pop(member.fd, None) is not None:
+        if self._serves(member):
+            del self._members[member.fd]
             self._epoll.unregister(member.fd)
         self._hot.discard(member)
 
     def touch(self, member: Member) -> None:
         """Give a member a turn soon, because something was done with its port."""
-        if member.fd in self._members:
+        if self._serves(member):
             self._warm(member)
+
+    def _serves(self, member: Member) -> bool:
+        """Return whether a member is here; a number may belong to somebody else by now."""
+        return self._members.get(member.fd) is member
 
     def _run(self) -> None:
         try:

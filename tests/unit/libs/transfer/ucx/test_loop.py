@@ -168,3 +168,31 @@ def test_a_later_command_runs_once_however_often_it_was_asked_for(stage: Stage) 
         stage.run(lambda: [stage.loop.later(0.05, later) for _ in range(3)])
         assert ran.acquire(timeout=WAIT_S)
         assert not ran.acquire(timeout=0.2)
+
+
+def test_a_number_that_is_used_again_is_another_member(stage: Stage) -> None:
+    """Who has left gets no turn and takes nobody out, though its number is in use again."""
+    former, turns = Pipe(), threading.Semaphore(0)
+
+    class Successor:
+        """A member with the number of one that has left."""
+
+        fd = former.fd
+
+        def turn(self) -> tuple[bool, bool]:
+            """Count."""
+            turns.release()
+            return False, False
+
+    successor = Successor()
+    stage.run(lambda: (stage.loop.add(former), stage.loop.remove(former)))
+    stage.run(lambda: stage.loop.add(successor))
+    assert turns.acquire(timeout=WAIT_S)
+    os.write(former.end, b"x")
+    stage.run(lambda: (stage.loop.touch(former), stage.loop.remove(former)))
+    stage.run(lambda: None)
+    assert not former.turns.acquire(blocking=False)
+    stage.run(lambda: stage.loop.touch(successor))
+    assert turns.acquire(timeout=WAIT_S)
+    stage.run(lambda: stage.loop.remove(successor))
+    former.close()
