@@ -68,7 +68,7 @@ class LaneContext:
             TransportError: the system has no means left for it (segments, descriptors).
         """
         try:
-            return Port(self.api, self._context)
+            return Port(self.api, self._context, shared=self.lane is not Lane.TCP)
         except self.api.UCXError as error:
             raise TransportError(str(error)) from error
 
@@ -76,8 +76,10 @@ class LaneContext:
 class Port:
     """One UCX worker: it sends and receives tag messages, and dies without a trace."""
 
-    def __init__(self, api: Any, context: Any) -> None:
+    def __init__(self, api: Any, context: Any, *, shared: bool) -> None:
         self._api = api
+        self._shared = shared
+        """Whether it works on shared memory, where a message may stay half received."""
         self._worker: Any = api.UCXWorker(context)
         self._worker.init_blocking_progress_mode()
         self._lines: set[Line] = set()
@@ -168,7 +170,8 @@ class Port:
         """Destroy the worker and all that hangs on it: requests, lines, posted receives."""
         if self._worker is None:
             return
-        wreck = Wreck(self._worker.handle, self.fd)
+        # Over sockets ucxx ends its workers by itself, some of them a moment later.
+        wreck = Wreck(self._worker.handle, self.fd) if self._shared else None
         # Buffers outlive the worker: until it is gone UCX may write to them.
         arrays = [operation.array for operation in self._pending]
         for operation in self._pending:
@@ -178,7 +181,8 @@ class Port:
             line.close()
         self._lines.clear()
         self._worker = None
-        wreck.clear()
+        if wreck is not None:
+            wreck.clear()
         arrays.clear()
 
     def _track(self, request: Any, array: Any) -> Operation:
