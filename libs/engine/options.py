@@ -39,7 +39,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots: Annotated[int, Meta(ge=1)] = 32
     """Most requests that run at once."""
     context_tokens: Annotated[int, Meta(ge=1)] = 8192
-    lanes: tuple[Lane, ...] = (Lane.CMA, Lane.SYSV, Lane.TCP)
+    lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     """Lanes on which peers are accepted, best first."""
     required: tuple[Lane, ...] = ()
     """Lanes on which KV may move at all; none means any."""

@@ -34,7 +34,7 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What both ends must share beyond what schedulers know, by field of the card."""
     fork: bool = False
     """Start SGLang's processes by fork; only safe where no accelerator is in use."""
-    lanes: tuple[Lane, ...] = (Lane.CMA, Lane.SYSV, Lane.TCP)
+    lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     required: tuple[Lane, ...] = ()
     interface: str | None = None
     chunk_bytes: int = 4 << 20

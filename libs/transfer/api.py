@@ -96,7 +96,7 @@ class PagePool:
 class PlaneSettings:
     """How the data plane behaves; all times in seconds."""
 
-    lanes: tuple[Lane, ...] = (Lane.CMA, Lane.SYSV, Lane.TCP)
+    lanes: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     """Lanes on which peers are accepted, best first. A lane not listed is never used."""
     required: tuple[Lane, ...] = ()
     """Lanes on which KV may move at all; none means any. A pair on another lane is refused."""

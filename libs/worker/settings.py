@@ -43,7 +43,7 @@ class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
     """Most requests that run at once."""
     context_tokens: Annotated[int, Meta(ge=1)] = 8192
     """Prompt and answer of one request together, at most."""
-    kv_transports: tuple[Lane, ...] = (Lane.CMA, Lane.SYSV, Lane.TCP)
+    kv_transports: tuple[Lane, ...] = (Lane.SYSV, Lane.TCP)
     """Transports that are opened for KV, best first; no other is ever used."""
     kv_lanes: Annotated[str, Meta(pattern=_POLICY)] = "allow"
     """Which of them a pair of workers may be on: `require:<lanes>` refuses any other before KV

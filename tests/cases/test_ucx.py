@@ -163,8 +163,8 @@ async def test_a_wrong_variable_is_named(
     ("value", "lane"),
     [
         ("^sm", "tcp"),
-        pytest.param("sm", "cma", marks=SLOW),
-        pytest.param("^tcp", "cma", marks=SLOW),
+        pytest.param("sm", "sysv", marks=SLOW),
+        pytest.param("^tcp", "sysv", marks=SLOW),
     ],
 )
 async def test_what_a_variable_leaves_is_used(

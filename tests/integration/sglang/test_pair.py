@@ -105,7 +105,7 @@ async def test_the_transfer_is_reported(engines: Rig, model: ModelFolder):
     assert isinstance(answer.last, JobFinished)
     for end in (answer.prefill, answer.last):
         assert end.transfer is not None
-        assert end.transfer.lane is Lane.CMA
+        assert end.transfer.lane is Lane.SYSV
         assert end.transfer.moved_bytes == end.transfer.expected_bytes
         assert end.transfer.tokens == 1000
     assert answer.prefill.forward_s > 0

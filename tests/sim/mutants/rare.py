@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from proto.errors import ErrorCode, PdbusError
 from proto.gateway import TokenChunk
-from proto.ledger import Cleaned
-from services.cleanup import endings
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.follow import Follower
+from services.router import claims
 from tests.sim.mutants.plant import Mutant, mutant
 
 __all__ = ["RARE"]
-
-
-def _of_any_worker(record: Any, freed: set[str]) -> Cleaned:
-    attempts = [lease.split(".") for lease in freed if lease]
-    sides = {side for _, _, attempt, side in attempts if int(attempt) == record.attempt}
-    split = record.placement is not None and record.placement.prefill is not None
-    return Cleaned(
-        src=record.cleaned.src or "src" in sides or not split,
-        dst=record.cleaned.dst or "dst" in sides or record.placement is None,
-    )
 
 
 _take = Follower._take
@@ -42,8 +32,17 @@ def _forget_sources(self: Any, attempt: int) -> None:
     self.inherited = 0
 
 
+_check = claims._check
+
+
+def _never_late(record: Any, ask: Any) -> None:
+    if record.attempt < ask.attempt and not record.ended:
+        raise PdbusError(ErrorCode.STALE_ATTEMPT, "it is another")
+    _check(record, ask)
+
+
 RARE: dict[str, Mutant] = {
-    "a lease given back elsewhere counts": mutant("I3", 696, (endings, "_cleaned", _of_any_worker)),
-    "old copies count as signs of life": mutant("I2", 887, (Follower, "_take", _old_copies_count)),
-    "a guest mixes two attempts": mutant("I1", 793, (Assembler, "begin", _forget_sources)),
+    "a late read counts as a newer attempt": mutant("I7 I2", 393, (claims, "_check", _never_late)),
+    "old copies count as signs of life": mutant("I2", 1124, (Follower, "_take", _old_copies_count)),
+    "a guest mixes two attempts": mutant("I1", 143, (Assembler, "begin", _forget_sources)),
 }

@@ -8,8 +8,6 @@ import msgspec
 
 from libs.bus.api import Versioned
 from libs.worker import Worker
-from libs.worker.tombstones import Tombstones
-from proto.errors import ErrorCode, PdbusError
 from services.decode import decode as decode_module
 from services.router import candidates as candidates_room
 from services.router import claims
@@ -19,15 +17,6 @@ from tests.sim.mutants.plant import Mutant, mutant, nothing
 __all__ = ["ROUTED"]
 
 _record = Placing._record
-
-
-async def _any_attempt(self: Any, ask: Any) -> Any:
-    try:
-        return await _record(self, ask)
-    except PdbusError as refusal:
-        if refusal.code is not ErrorCode.STALE_ATTEMPT:
-            raise
-        return await self._store.get(ask.rid)
 
 
 async def _as_unplaced(self: Any, ask: Any) -> Any:
@@ -43,26 +32,9 @@ def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any
     return _admit(self, rid, attempt, card, not_after_ms)
 
 
-_check = claims._check
-
-
-def _never_late(record: Any, ask: Any) -> None:
-    if record.attempt < ask.attempt and not record.ended:
-        raise PdbusError(ErrorCode.STALE_ATTEMPT, "it is another")
-    _check(record, ask)
-
-
 ROUTED: dict[str, Mutant] = {
     "claims are not asked for": mutant("I4", 11, (decode_module, "claim", nothing)),
     "claims are granted to anybody": mutant("I2 I4", 20, (claims, "_check", lambda *_: None)),
-    "a late read counts as a newer attempt": mutant("I7 I2", 296, (claims, "_check", _never_late)),
-    "a stale place is obeyed": mutant(
-        # Tombstones alone would refuse its reservation.
-        "I4",
-        286,
-        (Placing, "_record", _any_attempt),
-        (Tombstones, "refuses", lambda *_: False),
-    ),
     "an attempt is placed twice": mutant("I4", 10, (Placing, "_record", _as_unplaced)),
     "versions are not compared": mutant(
         "I9",

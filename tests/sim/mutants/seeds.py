@@ -23,18 +23,12 @@ class Regression:
 
 REGRESSIONS: tuple[Regression, ...] = (
     Regression(
-        696,
-        "a lease given back elsewhere counts",
-        "A decode that gave a reservation back freed the place that another decode had taken: "
-        "cleanup marked the request as clean while it still ran.",
-    ),
-    Regression(
-        887,
+        1124,
         "old copies count as signs of life",
         "Repeated old chunks kept a gateway waiting for a decode that was gone.",
     ),
     Regression(
-        793,
+        143,
         "a guest mixes two attempts",
         "A reader who joined a moved answer got the first words of one attempt and the rest of "
         "another.",
