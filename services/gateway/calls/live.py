@@ -59,6 +59,8 @@ class LiveCall:
         self._refused: BaseException | None = None
         self._readers: set[Reader] = set()
         self._held_until_s = 0.0
+        self._finishing = False
+        """Its answer is complete and its end is being written: too late to end it otherwise."""
         self._undoing = False
         """Its end is being written after its driver was cancelled."""
         self._driver: asyncio.Task[None] | None = None
@@ -124,14 +126,14 @@ class LiveCall:
 
     def cancel(self, reason: str) -> bool:
         """End the request now; return whether it was running. Harmless after its end."""
-        if self.log.ended:
+        if self.log.ended or self._finishing:
             return False
         self._stop(PdbusError(ErrorCode.CANCELLED, reason))
         return True
 
     def give_up(self) -> None:
         """The gateway ends before the request has: its readers are told, and it is ended."""
-        if not self.log.ended:
+        if not self.log.ended and not self._finishing:
             self._stop(PdbusError(ErrorCode.DRAINING, "the gateway shut down"))
 
     def _stop(self, error: PdbusError) -> None:
@@ -207,9 +209,11 @@ class LiveCall:
                 placement=self.placement,
                 created_ms=self._created_ms,
             )
+        self._finishing = True
         try:
             await self._endings.done(outcome)
         except Superseded as lost:
+            self._finishing = False
             # While this process stood still, another gateway took the request over.
             self._owner = False
             await self._follow(lost.record)

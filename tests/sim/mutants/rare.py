@@ -5,23 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from proto.errors import ErrorCode, PdbusError
-from proto.gateway import TokenChunk
 from services.gateway.attempts.assembler import Assembler
-from services.gateway.attempts.follow import Follower
+from services.gateway.calls.live import LiveCall
 from services.router import claims
 from tests.sim.mutants.plant import Mutant, mutant
 
 __all__ = ["RARE"]
 
 
-_take = Follower._take
+_cancel = LiveCall.cancel
 
 
-def _old_copies_count(self: Any, message: Any) -> Any:
-    taken = _take(self, message)
-    if isinstance(message, TokenChunk):
-        self._decode_heard_s = self._clock.monotonic()
-    return taken
+def _at_any_time(self: Any, reason: str) -> bool:
+    self._finishing = False
+    return _cancel(self, reason)
 
 
 _begin = Assembler.begin
@@ -43,6 +40,6 @@ def _never_late(record: Any, ask: Any) -> None:
 
 RARE: dict[str, Mutant] = {
     "a late read counts as a newer attempt": mutant("I7 I2", 393, (claims, "_check", _never_late)),
-    "old copies count as signs of life": mutant("I2", 1124, (Follower, "_take", _old_copies_count)),
+    "a cancel overtakes a written end": mutant("I2", 1124, (LiveCall, "cancel", _at_any_time)),
     "a guest mixes two attempts": mutant("I1", 143, (Assembler, "begin", _forget_sources)),
 }

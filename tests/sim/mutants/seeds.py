@@ -24,8 +24,9 @@ class Regression:
 REGRESSIONS: tuple[Regression, ...] = (
     Regression(
         1124,
-        "old copies count as signs of life",
-        "Repeated old chunks kept a gateway waiting for a decode that was gone.",
+        "a cancel overtakes a written end",
+        "An operator's cancel came while DONE was being written: the client heard that its answer "
+        "was cancelled, and the ledger said done.",
     ),
     Regression(
         143,
