@@ -77,6 +77,7 @@ ENDS = {
 """Terminal events, and the state that the ledger must show with each."""
 
 _TIME_DIGITS, _ID_DIGITS = 10, 26
+_GATHERED_S = 0.5
 """Of a request id: those that are its time, and all."""
 _SUBJECT = re.compile(r"pdbus\.v1\.(prefill|decode)\.([^.]+)\.([^.]+)\.start")
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
@@ -399,6 +400,8 @@ class Product:
         Each has one terminal event, and the ledger agrees. Without `rids`: all that were accepted
         since this listens.
         """
+        # Events are gathered for a moment before they leave.
+        await asyncio.sleep(_GATHERED_S)
         # One may be cancelled while its record is being written.
         wanted = set(rids) or self.accepted() | self._rids(*ENDS)
         await self.seen.until(
