@@ -143,7 +143,8 @@ class Placing:
         )
 
     async def _place(self, ask: Place) -> Plan | None:
-        if ask.record is None:
+        if ask.record is None or self._clock.unix_ms() > ask.not_after_ms:
+            # A copy that comes late may be of a request that is over; what it carries cannot tell.
             found = await self._record(ask)
         else:
             found = Versioned(ask.record, ask.revision)
