@@ -84,5 +84,7 @@ def _install(folder: Path) -> None:
         env={**os.environ, "npm_config_omit_lockfile_registry_resolved": "true"},
         check=False,
     )
+    if "EUSAGE" in done.stderr:
+        pytest.fail(f"the lock file of the npm client does not fit: {done.stderr[-300:]}")
     if done.returncode:
         pytest.skip(f"the npm client cannot be installed: {done.stderr[-300:]}")
