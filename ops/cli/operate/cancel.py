@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from libs.bus import BusError, Conflict, NatsBus, NoResponders, RequestTimeout, StoreUnknown
+from libs.bus import (
+    BusDown,
+    BusError,
+    Conflict,
+    NatsBus,
+    NoResponders,
+    RequestTimeout,
+    StoreUnknown,
+)
 from libs.chronicle import Chronicle
 from libs.clock import SystemClock
 from ops.cli.errors import CommandError
@@ -154,8 +162,12 @@ async def _freed(bus: NatsBus, record: RequestRecord, say: Say) -> bool:
 
 
 async def _proofs(bus: NatsBus, record: RequestRecord) -> dict[LeaseSide, str]:
-    """Return the proofs of the newest attempt that are stored."""
-    events = await bus.read_events(record.rid)
+    """Return the proofs of the newest attempt that are stored and can be read now."""
+    try:
+        events = await bus.read_events(record.rid)
+    except (BusDown, RequestTimeout):
+        # The broker may be away for a moment; who waits asks again.
+        return {}
     return {
         LeaseSide(str(event.data["side"])): f"freed ({event.data.get('evidence')})"
         for event in events

@@ -265,6 +265,19 @@ async def test_a_dead_engine_holds_nothing(bus: NatsBus) -> None:
     assert said[-1] == "dst decode-bbbbbbbb: its engine is gone, and its memory with it"
 
 
+async def test_proofs_that_cannot_be_read_now_break_nothing(
+    own_nats: NatsServer, connect: Connect
+) -> None:
+    """Before the first event there is no stream of them: the worker is asked, and that counts."""
+    bus = await connect(own_nats)
+    record = new_record(state=RequestState.CANCELLED)
+    await ledger_of(bus).create(record.rid, record)
+    await serve_worker(bus, record)
+    free, said = await run(bus, record.rid)
+    assert free
+    assert said[-1].endswith("holds nothing")
+
+
 async def test_the_newest_requests_come_first(own_nats: NatsServer, connect: Connect) -> None:
     """States filter, the limit cuts, and a record that was changed is listed once."""
     bus = await connect(own_nats)
