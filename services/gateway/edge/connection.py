@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proto.errors import ErrorCode, PdbusError
 from proto.openai.error import error_body
+from services.gateway.edge.until_close import until_close
 
 __all__ = ["ABORT", "Connection", "ConnectionLimits"]
 
@@ -115,6 +116,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            until_close(self.cycle)
 
     def on_message_complete(self) -> None:
         """Take the end of a body: a head is what comes next."""
