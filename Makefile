@@ -46,8 +46,8 @@ check: setup-dev ## The one gate: format, lint, types, import rules, size, gener
 	if [ -n "$$failed" ]; then echo "check: failed:$$failed"; exit 1; fi
 	echo "check: all green"
 
-test: setup-dev ## Run the default suite (PYTEST="args" narrows it).
-	@$(BIN)/python -m pytest $(PYTEST)
+test: setup-dev ## Run the default suite in two lanes (PYTEST="args": what they select, in one).
+	@exec $(BIN)/python -m $(if $(strip $(PYTEST)),pytest $(PYTEST),tests.lanes)
 
 sim: setup-dev ## Run the simulator on SEEDS seeds.
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
