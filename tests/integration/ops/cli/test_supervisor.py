@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from ops.cli.errors import CommandError
+from ops.cli.stack import process
 from ops.cli.stack.layout import SlotSpec
 from ops.cli.stack.probe import http_ready
 from ops.cli.stack.process import adopt_orphans
@@ -41,6 +42,13 @@ if name == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else: signal.signal(signal.SIGTERM, leave)
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True)
+def _adoption_ends() -> Iterator[None]:
+    """Adopt nobody after the test: what later tests orphan must reach whoever collects it."""
+    yield
+    process._prctl(process._PR_SET_CHILD_SUBREAPER, 0)
 
 
 def spec(name: str, notes: Path, rank: int = 0, program: str = SERVER) -> SlotSpec:
