@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
-class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c"):
+class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c", gc=False):
     """Some consecutive tokens of the answer. A chunk is never cut or merged after it was sent."""
 
     attempt: int
@@ -57,7 +57,7 @@ class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c"):
         return len(self.ids) // 4
 
 
-class StillHere(Message, frozen=True, kw_only=True, array_like=True, tag="h"):
+class StillHere(Message, frozen=True, kw_only=True, array_like=True, tag="h", gc=False):
     """Sent once a second by each side of a living attempt: silence means loss."""
 
     attempt: int

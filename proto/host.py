@@ -106,7 +106,7 @@ class HostProgress(Message, frozen=True, kw_only=True):
     text: str
 
 
-class JobTokens(Message, frozen=True, kw_only=True):
+class JobTokens(Message, frozen=True, kw_only=True, gc=False):
     """New tokens of a job, in order."""
 
     job: JobId

@@ -6,19 +6,37 @@ one, with a new incarnation, from its `EngineFactory`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
-from proto.host import EngineLoad, EngineReady, Job, JobOutput
+from proto.host import EngineLoad, EngineReady, Job, JobOutput, JobTokens
 from proto.ids import Incarnation, JobId
 from proto.kv import PeerAddress
 from proto.pairs import PairProbe
 
-__all__ = ["Engine", "EngineDead", "EngineFactory"]
+__all__ = ["Engine", "EngineDead", "EngineFactory", "Outputs"]
 
 
 class EngineDead(Exception):
     """The engine is gone, or could not start; the text says why."""
+
+
+class Outputs(Protocol):
+    """The outputs of one job, to be iterated once."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> JobOutput: ...
+
+    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
+        """Have `take` called for the tokens that come while none wait, instead of yielding them.
+
+        It is called where they arrive, and must return at once: a task that wakes for each token
+        costs more than all else that is done for it. Order is kept if whoever iterates has dealt
+        with what was yielded before this is called, and does not wait between later ones. The
+        final output is always yielded.
+        """
+        ...
 
 
 class Engine(Protocol):
@@ -37,7 +55,7 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, job: Job) -> AsyncIterator[JobOutput]:
+    def run(self, job: Job) -> Outputs:
         """Compute a job. Yields `JobTokens` in order, then one `JobFinished` or `JobFailed`.
 
         When the last output has been yielded, the engine holds nothing for the job any more.

@@ -23,6 +23,8 @@ import threading
 import time
 from contextlib import suppress
 
+import uvloop
+
 from libs.engine.api import EngineDead
 from libs.engine.channel import ChannelClosed, frames, open_host_end
 from libs.engine.options import HostOptions
@@ -69,7 +71,7 @@ def _run(sock: socket.socket, options: HostOptions) -> Ended:
     except EngineDead as error:
         _tell(sock, HostFailed(detail=str(error)))
         return Ended.FAILED
-    own = loop if loop is not None else asyncio.new_event_loop()
+    own = loop if loop is not None else uvloop.new_event_loop()
     serving = Serving(engine, stop_s=_STOP_S, orphan_stop_s=_ORPHAN_STOP_S)
     return own.run_until_complete(_serve(serving, sock))
 

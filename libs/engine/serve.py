@@ -121,7 +121,9 @@ class Serving:
         task.add_done_callback(partial(self._job_ended, job.job, channel))
 
     async def _forward(self, job: Job, channel: HostEnd) -> None:
-        async for output in self._engine.run(job):
+        outputs = self._engine.run(job)
+        outputs.hand_on(channel.send)
+        async for output in outputs:
             if isinstance(output, JobFinished | JobFailed):
                 self._jobs.discard(job.job)
                 self._send_load(channel)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from libs.engine.sgl.start import Started, start
 from libs.engine.stream import OutputStream
 from proto.backend import RoomClosed
 from proto.errors import ErrorCode
-from proto.host import EngineLoad, EngineReady, Job, JobFailed, JobKind, JobOutput
+from proto.host import EngineLoad, EngineReady, Job, JobFailed, JobKind
 from proto.ids import Incarnation, JobId, Room
 from proto.kv import PeerAddress
 from proto.pairs import PairProbe
@@ -80,7 +79,7 @@ class SglangEngine:
             features=started.features,
         )
 
-    def run(self, job: Job) -> AsyncIterator[JobOutput]:
+    def run(self, job: Job) -> OutputStream:
         """Compute a job; SGLang has it before this returns for the second time.
 
         Raises:

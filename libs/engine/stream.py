@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, Self
 
-from proto.host import JobFailed, JobFinished, JobOutput
+from proto.host import JobFailed, JobFinished, JobOutput, JobTokens
 
 __all__ = ["OutputStream", "Shaper"]
 
@@ -22,7 +23,8 @@ class Shaper(Protocol):
 class OutputStream:
     """An unbounded queue that ends after the first final output, or with an error.
 
-    Bounded in practice by the job's `max_tokens`. One consumer; use it on one loop only.
+    Implements `libs.engine.api.Outputs`. Bounded in practice by the job's `max_tokens`. One
+    consumer; use it on one loop only.
 
     Args:
         shaper: what changes each output before it is queued.
@@ -31,6 +33,7 @@ class OutputStream:
     def __init__(self, shaper: Shaper | None = None) -> None:
         self._shaper = shaper
         self._items: deque[JobOutput] = deque()
+        self._take: Callable[[JobTokens], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -39,8 +42,17 @@ class OutputStream:
         """Add an output; outputs after the final one are dropped."""
         if self._ended or self._error is not None:
             return
-        self._items.append(output if self._shaper is None else self._shaper.shape(output))
+        if self._shaper is not None:
+            output = self._shaper.shape(output)
+        if self._take is not None and not self._items and isinstance(output, JobTokens):
+            self._take(output)
+            return
+        self._items.append(output)
         self._notify()
+
+    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
+        """Hand tokens to `take` where they are pushed, once none wait to be read."""
+        self._take = take
 
     def fail(self, error: Exception) -> None:
         """End the stream with `error`, after what is queued."""

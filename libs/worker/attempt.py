@@ -36,6 +36,8 @@ class Attempt:
     """Index of its first token in the whole answer."""
     produced: int = 0
     """Tokens of the answer so far, those of earlier attempts included."""
+    counted: int = field(init=False)
+    """Of `produced`, what is in the metrics or was produced by others."""
     log: list[Any] = field(default_factory=list[Any])
     """What was said on the token subject, for replay."""
     listeners: dict[Nonce, ReplyTo] = field(default_factory=dict[Nonce, ReplyTo])
@@ -43,6 +45,7 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.listeners[self.reply.nonce] = self.reply
+        self.counted = self.produced
 
     @property
     def job(self) -> JobId:

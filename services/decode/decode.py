@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -28,6 +29,9 @@ from services.decode.slots import Slots
 from services.decode.stages import tell_broken_transfer, tell_cut, tell_stages
 
 __all__ = ["DecodeService"]
+
+_COUNT_EVERY = 32
+"""Tokens of an attempt between two additions to the counter."""
 
 
 class DecodeService:
@@ -147,19 +151,24 @@ class DecodeService:
         )
         claimed = worker.tasks.spawn(asked, name="claim")
         first_ms: float | None = None
-        async for output in engine.run(job):
-            if isinstance(output, JobTokens):
-                if first_ms is None:
-                    first_ms = worker.chronicle.now_ms()
+        outputs = engine.run(job)
+        try:
+            async for output in outputs:
+                if isinstance(output, JobTokens):
+                    if first_ms is None:
+                        first_ms = worker.chronicle.now_ms()
+                        await self._settle_claim(attempt, claimed)
+                        # Nothing more has to be waited for: this task wakes for the end only.
+                        outputs.hand_on(partial(self._emit, attempt))
+                    self._emit(attempt, output)
+                elif isinstance(output, JobFinished):
                     await self._settle_claim(attempt, claimed)
-                if attempt.aborted is None:
-                    await self._emit(attempt, output)
-            elif isinstance(output, JobFinished):
-                await self._settle_claim(attempt, claimed)
-                await self._finish(attempt, start, output, first_ms)
-            else:
-                claimed.cancel()
-                await self._break(attempt, output, first_ms)
+                    self._finish(attempt, start, output, first_ms)
+                else:
+                    claimed.cancel()
+                    self._break(attempt, output, first_ms)
+        finally:
+            _count_tokens(attempt)
 
     async def _settle_claim(
         self, attempt: Attempt, claimed: asyncio.Task[ErrorCode | None]
@@ -170,7 +179,9 @@ class DecodeService:
         get_logger().warning("claim refused", rid=attempt.rid, code=refusal)
         await self.worker.abort(attempt.rid, attempt.number, f"claim refused: {refusal}")
 
-    async def _emit(self, attempt: Attempt, output: JobTokens) -> None:
+    def _emit(self, attempt: Attempt, output: JobTokens) -> None:
+        if attempt.aborted is not None:
+            return
         chunk = TokenChunk(
             attempt=attempt.number,
             offset=attempt.produced,
@@ -181,10 +192,11 @@ class DecodeService:
         )
         attempt.produced += chunk.count
         attempt.log.append(chunk)
-        count(names.DECODE_TOKENS, chunk.count)
         self.worker.speaker.say(attempt, chunk)
+        if attempt.produced - attempt.counted >= _COUNT_EVERY:
+            _count_tokens(attempt)
 
-    async def _finish(
+    def _finish(
         self, attempt: Attempt, start: DecodeStart, done: JobFinished, first_ms: float | None
     ) -> None:
         attempt.quiet = True
@@ -206,13 +218,18 @@ class DecodeService:
         self.worker.speaker.say(attempt, chunk)
         tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
 
-    async def _break(self, attempt: Attempt, failed: JobFailed, first_ms: float | None) -> None:
+    def _break(self, attempt: Attempt, failed: JobFailed, first_ms: float | None) -> None:
         attempt.quiet = True
         tell_cut(self.worker.chronicle, attempt, failed.code, first_ms)
         moved = failed.transfer
         if moved is not None and moved.moved_bytes != moved.expected_bytes and not attempt.aborted:
             tell_broken_transfer(self.worker.chronicle, attempt, failed.code, moved)
         self.worker.speaker.fail(attempt, failed.code, failed.detail)
+
+
+def _count_tokens(attempt: Attempt) -> None:
+    count(names.DECODE_TOKENS, attempt.produced - attempt.counted)
+    attempt.counted = attempt.produced
 
 
 def _last_details(done: JobFinished) -> Details | None:

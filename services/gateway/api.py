@@ -6,10 +6,12 @@ their own. The HTTP side never talks to the bus.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
@@ -89,8 +91,7 @@ class Call:
     """What the tenant aims for; carried for whoever routes by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """Some consecutive tokens of the answer, in order, without gaps and duplicates."""
 
     ids: bytes
@@ -127,8 +128,13 @@ class Live(Protocol):
         """
         ...
 
-    def deltas(self) -> AsyncGenerator[Delta, None]:
+    def deltas(self, offer: Callable[[Delta], bool] | None = None) -> AsyncGenerator[Delta, None]:
         """Yield the answer; ends after the delta with `finish`.
+
+        Args:
+            offer: called with what comes while the reader waits, where it arrives: a task that
+                wakes for each token costs more than the token's write. It must return at once;
+                what it takes is not yielded.
 
         Raises:
             PdbusError: the request failed; what was yielded before is all there is.

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from proto.errors import ErrorCode, PdbusError
@@ -236,7 +236,10 @@ class Ask:
     async def _handle(self, world: World, calls: Calls, call: Call) -> None:
         """What the HTTP side of the gateway does with a request."""
         try:
-            async with _opened(calls, call) as live, aclosing(live.deltas()) as deltas:
+            async with (
+                _opened(calls, call) as live,
+                aclosing(live.deltas(partial(self._offered, world))) as deltas,
+            ):
                 self.opened = True
                 self.rid = live.rid
                 async for delta in deltas:
@@ -259,6 +262,14 @@ class Ask:
             if self.finish is None:
                 world.trace.violate("I1", f"{self.rid}: the answer ended without a finish")
             self.end(world, Ending.ANSWERED)
+
+    def _offered(self, world: World, delta: Delta) -> bool:
+        """Take what arrives while this client waits, as a writer does whose client keeps up."""
+        slow = self.plan.pace_s or self.plan.stall_at_token is not None
+        if slow or delta.finish is not None:
+            return False
+        self._take(world, delta)
+        return True
 
     async def _read_slowly(self) -> None:
         if self.plan.pace_s:

@@ -77,9 +77,12 @@ class Batch:
         answers: list[LiveJob] = []
         slow = 0.0
         for live in list(self._jobs.admitted.values()):
-            if not self._may_run(live, now):
+            decoding = live.stage is Stage.DECODING
+            # Most jobs of most steps: no fault waits for them.
+            plain = decoding and not live.faults and now >= live.held_until
+            if not plain and not self._may_run(live, now):
                 continue
-            if live.stage is Stage.DECODING:
+            if decoding:
                 answers.append(live)
             elif budget:
                 tokens = min(budget, live.length - live.computed)

@@ -58,22 +58,20 @@ class Jobs:
         self, live: LiveJob, token: int, *, ends: bool, details: Details | None, now: float
     ) -> None:
         """Put out one token of an answer; finish the job if it is the last one."""
-        sampling = live.job.sampling
+        job = live.job
+        sampling = job.sampling
         live.last_token = token
-        live.produced += 1
-        may_stop = live.produced > sampling.min_tokens
-        stopped = ends or (token in sampling.stop_token_ids and may_stop)
-        text = ""
-        if not stopped:
+        live.produced = produced = live.produced + 1
+        stopped = ends or (token in sampling.stop_token_ids and produced > sampling.min_tokens)
+        if stopped:
+            done, text = True, live.stops.rest()
+        else:
             text, stopped = live.stops.feed(live.text.step(token))
-            done = stopped or live.produced >= sampling.max_tokens
+            done = stopped or produced >= sampling.max_tokens
             if done and not stopped:
                 text += live.stops.rest()
-        else:
-            done = True
-            text = live.stops.rest()
         ids = token.to_bytes(4, "little")
-        live.stream.push(JobTokens(job=live.job.job, ids=ids, text=text, details=details))
+        live.stream.push(JobTokens(job=job.job, ids=ids, text=text, details=details))
         if done:
             self.finish(live, FinishReason.STOP if stopped else FinishReason.LENGTH, now)
 

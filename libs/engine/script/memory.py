@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -91,14 +92,14 @@ class KvMemory:
         """Return one weighted sum a span; a span is the places of a request in one buffer."""
         sizes = [len(span) for span in spans]
         where = spans[0] if len(spans) == 1 else np.concatenate(spans)
-        found = self._flat[where]
+        # Whole rows: several times as fast as an index.
+        found = self._flat.take(where, axis=0)
         sums = found[:, 0] + found[:, 1] if self.words > 1 else found[:, 0]
         for word in range(2, self.words):
             sums = sums + found[:, word]
         parts = [self._weights[:size] for size in sizes]
-        sums = sums * (parts[0] if len(parts) == 1 else np.concatenate(parts))
-        starts = np.zeros(len(sizes), dtype=np.intp)
-        np.cumsum(sizes[:-1], out=starts[1:])
+        sums *= parts[0] if len(parts) == 1 else np.concatenate(parts)
+        starts = list(accumulate(sizes[:-1], initial=0))
         return np.add.reduceat(sums, starts)
 
     def word(self, place: int) -> int:

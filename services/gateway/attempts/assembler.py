@@ -62,7 +62,11 @@ class Assembler:
         if chunk.attempt != self._attempt or self.complete:
             self.stale += 1
             return []
-        end = chunk.offset + chunk.count
+        end = chunk.offset + len(chunk.ids) // 4
+        if chunk.offset == self.next < end and chunk.finish is None and not self._held:
+            # What nearly every chunk is.
+            self.next = end
+            return [chunk]
         if chunk.offset < self.next or (chunk.offset == self.next == end and not chunk.finish):
             if end > self.next:
                 raise PdbusError(ErrorCode.STREAM_GAP, "chunks overlap in part")

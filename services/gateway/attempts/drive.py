@@ -177,7 +177,7 @@ class Attempts:
     def _take(self, chunk: TokenChunk) -> None:
         self._ids += chunk.ids
         self._text.append(chunk.text)
-        if chunk.offset == 0 and chunk.count:
+        if not chunk.offset and chunk.ids:
             self._ports.chronicle.fact(EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt)
         self._emit(chunk)
 

@@ -145,7 +145,7 @@ class Follower:
             if not self._attached:
                 # The replay that attaches brings it again.
                 return []
-            if message.offset + message.count >= self._assembler.next:
+            if message.offset + len(message.ids) // 4 >= self._assembler.next:
                 # An old copy says nothing of whether its sender still lives.
                 self._decode_heard_s = now
             # The first token proves that prefill has done its part.

@@ -53,14 +53,12 @@ class Mailroom:
 
     def _receive(self, subject: str, message: StreamMessage | StreamBatch) -> None:
         if isinstance(message, StreamBatch):
-            for nonce, part in message.items:
-                self._hand(nonce, part)
+            items = message.items
         else:
-            self._hand(subject.rpartition(".")[2], message)
-
-    def _hand(self, nonce: str, message: StreamMessage) -> None:
-        deliver = self._boxes.get(nonce)
-        if deliver is None:
-            count(names.GATEWAY_STALE)
-            return
-        deliver(message)
+            items = ((subject.rpartition(".")[2], message),)
+        for nonce, part in items:
+            deliver = self._boxes.get(nonce)
+            if deliver is None:
+                count(names.GATEWAY_STALE)
+            else:
+                deliver(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from proto.errors import PdbusError
 from services.gateway.api import Delta
@@ -17,35 +18,43 @@ class AnswerLog:
         self.deltas: list[Delta] = []
         self.failure: PdbusError | None = None
         self.ended = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[tuple[asyncio.Future[None], Callable[[Delta], bool] | None]] = []
 
     def add(self, delta: Delta) -> None:
         """Append some tokens; nothing comes after the end."""
-        if not self.ended:
-            self.deltas.append(delta)
-            self._tell()
+        if self.ended:
+            return
+        self.deltas.append(delta)
+        if self._waiting:
+            self._tell(delta)
 
     def end(self, failure: PdbusError | None) -> None:
         """Close the log; the first end stands."""
         if not self.ended:
             self.ended, self.failure = True, failure
-            self._tell()
+            self._tell(None)
 
-    async def changed(self) -> None:
-        """Wait until something was added, or the log has ended."""
+    async def changed(self, offer: Callable[[Delta], bool] | None = None) -> None:
+        """Wait until something was added, or the log has ended.
+
+        Args:
+            offer: called with each delta where it is added; the wait goes on while it takes them.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        self._waiting.append((waiter, offer))
         try:
             await waiter
         finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+            self._waiting = [one for one in self._waiting if one[0] is not waiter]
 
-    def _tell(self) -> None:
-        if not self._waiting:
-            # Readers are busy with what came before.
-            return
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
+    def _tell(self, delta: Delta | None) -> None:
+        woken = False
+        for waiter, offer in self._waiting:
+            if waiter.done():
+                # Cancelled, and not yet out of its wait.
+                continue
+            if delta is None or offer is None or not offer(delta):
                 waiter.set_result(None)
+                woken = True
+        if woken:
+            self._waiting = [one for one in self._waiting if not one[0].done()]

@@ -234,7 +234,7 @@ class LiveCall:
 
     def _emit(self, chunk: TokenChunk) -> None:
         # The end is shown once it stands in the ledger.
-        if chunk.count or chunk.text or chunk.details:
+        if chunk.ids or chunk.text or chunk.details:
             self.log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
 
     # Ending

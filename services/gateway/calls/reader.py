@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from proto.ids import RequestId
@@ -67,13 +67,25 @@ class Reader:
         log = self._subject.log
         return self._position < len(log.deltas) or log.ended
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def deltas(
+        self, offer: Callable[[Delta], bool] | None = None
+    ) -> AsyncGenerator[Delta, None]:
         """Yield the answer from its first token; ends after the delta with `finish`.
+
+        Args:
+            offer: called with what comes while nothing waits to be yielded; what it takes is not
+                yielded.
 
         Raises:
             PdbusError: the request failed; what was yielded before is all there is.
         """
         log = self._subject.log
+
+        def takes(delta: Delta) -> bool:
+            taken = offer is not None and offer(delta)
+            self._position += taken
+            return taken
+
         while True:
             while self._position < len(log.deltas):
                 self._position += 1
@@ -82,7 +94,7 @@ class Reader:
                 raise log.failure
             if log.ended:
                 return
-            await log.changed()
+            await log.changed(takes)
 
     async def cancel(self, reason: str) -> None:
         """Leave; idempotent, harmless after the end."""

@@ -1,7 +1,7 @@
 """HTTP without any knowledge of the API: exchanges, bodies, errors, events, disconnects, server."""
 
 from services.gateway.edge.body import read_body
-from services.gateway.edge.connection import ConnectionLimits
+from services.gateway.edge.connection import BODY, ConnectionLimits
 from services.gateway.edge.errors import send_error
 from services.gateway.edge.events import EventStream
 from services.gateway.edge.exchange import Exchange, Exchanges, exchange_of
@@ -10,6 +10,7 @@ from services.gateway.edge.reply import send_json
 from services.gateway.edge.server import EdgeServer
 
 __all__ = [
+    "BODY",
     "ClientGone",
     "ConnectionLimits",
     "EdgeServer",

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proto.errors import ErrorCode, PdbusError
 from proto.openai.error import error_body
 from services.gateway.edge.until_close import until_close
 
-__all__ = ["ABORT", "Connection", "ConnectionLimits"]
+__all__ = ["ABORT", "BODY", "Body", "Connection", "ConnectionLimits"]
 
 ABORT = "pdbus.abort"
 """Key of the scope under which a function drops the connection and what it still holds."""
+
+BODY = "pdbus.body"
+"""Key of the scope under which the `Body` of the answer stands."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -39,6 +42,35 @@ class ConnectionLimits:
     """Until a head has arrived, from the connection, or from its first byte on a used one."""
     unread_s: float = 60.0
     """How long a full connection may take nothing; then it is dropped."""
+
+
+class Body:
+    """The body of one answer, for writes that need not wait; beside it `send` works as ever.
+
+    Args:
+        cycle: uvicorn's state of the answer.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def free(self) -> bool:
+        """Whether the head has been sent, the body goes on, and the client keeps up."""
+        cycle = self._cycle
+        return not (
+            self._flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+            or not cycle.response_started
+            or not cycle.chunked_encoding
+        )
+
+    def write(self, data: bytes) -> None:
+        """Write a part that is not empty; only while it is free."""
+        self._write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
 class _HeadTooLarge(Exception):
@@ -118,6 +150,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             until_close(self.cycle)
+        self.scope[BODY] = Body(self.cycle)  # pyright: ignore[reportGeneralTypeIssues] - ours
 
     def on_message_complete(self) -> None:
         """Take the end of a body: a head is what comes next."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from starlette.types import Send
 
 from libs.clock.api import Clock
+from proto.errors import ErrorCode, PdbusError
+from services.gateway.edge.connection import Body
 from services.gateway.edge.exchange import Exchange
 from services.gateway.edge.reply import Header
 
@@ -31,6 +33,7 @@ class EventStream:
     error.
 
     Args:
+        body: takes writes that need not wait, where the server offers that.
         opening: gives the first event, written together with whatever comes first; None while it
             is not known yet.
         headers: asked for when the head is sent.
@@ -42,12 +45,14 @@ class EventStream:
         send: Send,
         *,
         clock: Clock,
+        body: Body | None = None,
         opening: Callable[[], bytes | None],
         headers: Callable[[], Sequence[Header]],
     ) -> None:
         self._exchange = exchange
         self._send = send
         self._clock = clock
+        self._body = body
         self._opening: Callable[[], bytes | None] | None = opening
         self._headers = headers
         self._last_s = clock.monotonic()
@@ -61,6 +66,24 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Write some whole events; waits while the client's connection is full."""
         await self._put(data, more=True)
+
+    @property
+    def free(self) -> bool:
+        """Whether `write_now` may be called: all before is written, and the client keeps up."""
+        body = self._body
+        return (
+            body is not None
+            and self._opening is None
+            and self._blocked_since_s is None
+            and body.free
+        )
+
+    def write_now(self, data: bytes, now_s: float) -> None:
+        """Write some whole events at once; only while that is free."""
+        if self._body is None:
+            raise PdbusError(ErrorCode.INTERNAL, "the server cannot write at once")
+        self._body.write(data)
+        self._last_s = now_s
 
     async def close(self, data: bytes = b"") -> None:
         """Write the last events and end the answer."""

@@ -116,7 +116,7 @@ class Endpoint(Generic[RequestT]):
         try:
             asked = await self._ask(exchange, tally, scope, receive)
             giving = self._giving(asked, exchange, tally)
-            await self._answer(giving, receive, send)
+            await self._answer(giving, scope, receive, send)
         except PdbusError as error:
             await _fail(exchange, giving, send, error)
         except ClientGone as gone:
@@ -185,12 +185,12 @@ class Endpoint(Generic[RequestT]):
             expose_placement=seat.rules.expose_placement,
         )
 
-    async def _answer(self, giving: Giving, receive: Receive, send: Send) -> None:
+    async def _answer(self, giving: Giving, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, rules = giving.exchange, self._seat.rules
         if not giving.asked.stream:
             await while_present(giving.whole(send), receive, exchange)
             return
-        events = giving.event_stream(send)
+        events = giving.event_stream(scope, send)
         pulse = events.pulse(ping_s=rules.ping_s, slow_s=rules.slow_client_s)
         await while_present(giving.stream(events), receive, exchange, pulse)
 

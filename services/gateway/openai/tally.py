@@ -52,11 +52,11 @@ class Tally:
     usage: Usage | None = None
     """Of all choices together."""
 
-    def take(self) -> None:
+    def take(self, now_s: float) -> None:
         """Note that a part of the answer has come."""
-        self.last_s = self.clock.monotonic()
+        self.last_s = now_s
         if self.first_s is None:
-            self.first_s = self.last_s
+            self.first_s = now_s
             self.stage = Stage.STREAM
 
     def end(self, finishes: Sequence[FinishReason], usage: Usage) -> None:

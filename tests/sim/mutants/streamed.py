@@ -83,9 +83,9 @@ def _endless(self: Any, code: Any, **_kwargs: Any) -> str | None:
 _deltas = Reader.deltas
 
 
-def _from_now_on(self: Any) -> Any:
+def _from_now_on(self: Any, offer: Any = None) -> Any:
     self._position = self._position or len(self._subject.log.deltas)
-    return _deltas(self)
+    return _deltas(self, offer)
 
 
 _handle_replay = DecodeService._handle_replay

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from libs.engine import EngineDead
 from proto.errors import ErrorCode
@@ -105,6 +106,28 @@ class _Stopped(Exception):
         self.detail = detail
 
 
+class SimOutputs:
+    """Implements `libs.engine.Outputs`: all is handed on by whoever reads, in its own process."""
+
+    def __init__(self, outputs: AsyncGenerator[JobOutput, None]) -> None:
+        self._outputs = outputs
+        self._take: Callable[[JobTokens], None] | None = None
+
+    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
+        """Hand tokens to `take` from the next read on."""
+        self._take = take
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> JobOutput:
+        while True:
+            output = await anext(self._outputs)
+            if self._take is None or not isinstance(output, JobTokens):
+                return output
+            self._take(output)
+
+
 class SimEngine:
     """One incarnation of a simulated engine, in a process of its own.
 
@@ -175,8 +198,11 @@ class SimEngine:
             max_request_tokens=self._settings.pages * PAGE_TOKENS,
         )
 
-    async def run(self, job: Job) -> AsyncIterator[JobOutput]:
-        """Compute a job."""
+    def run(self, job: Job) -> SimOutputs:
+        """Compute a job, from the first read of its outputs on."""
+        return SimOutputs(self._outputs(job))
+
+    async def _outputs(self, job: Job) -> AsyncGenerator[JobOutput, None]:
         self._check_alive()
         if job.job in self._jobs:
             yield JobFailed(job=job.job, code=ErrorCode.INTERNAL, detail="the job id is in use")

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from libs.clock.api import Clock
@@ -15,6 +16,9 @@ from proto.ids import new_request_id
 from services.gateway.api import Call, Calls, Delta, Live
 
 __all__ = ["Lives", "open_all"]
+
+Offer = Callable[[int, Delta], bool]
+"""Takes a delta of a choice where it arrives, or says that it cannot now."""
 
 _PAUSE_S = 0.25
 _SIBLING_FAILED = "another choice of the request failed"
@@ -33,8 +37,12 @@ class Lives(Protocol):
         """Whether `deltas` would yield, end or raise without waiting."""
         ...
 
-    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    def deltas(self, offer: Offer) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yield what comes of any choice, with its index; ends when all have finished.
+
+        Args:
+            offer: called with what comes while nothing waits to be yielded; what it takes is not
+                yielded.
 
         Raises:
             PdbusError: a choice failed.
@@ -86,8 +94,8 @@ class _One:
     def pending(self) -> bool:
         return self.first.pending
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        async with aclosing(self.first.deltas()) as deltas:
+    async def deltas(self, offer: Offer) -> AsyncGenerator[tuple[int, Delta], None]:
+        async with aclosing(self.first.deltas(partial(offer, 0))) as deltas:
             async for delta in deltas:
                 yield 0, delta
 
@@ -109,6 +117,8 @@ class _Many:
         self._left = len(asked)
         self._queue: deque[tuple[int, Delta]] = deque()
         self._failure: PdbusError | None = None
+        self._offer: Offer | None = None
+        """Set while whoever iterates waits."""
         self._changed = asyncio.Event()
         self._freed = asyncio.Event()
 
@@ -143,7 +153,7 @@ class _Many:
         if failure is not None:
             raise failure
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def deltas(self, offer: Offer) -> AsyncGenerator[tuple[int, Delta], None]:
         while True:
             while self._queue:
                 yield self._queue.popleft()
@@ -151,7 +161,11 @@ class _Many:
                 raise self._failure
             if not self._left:
                 return
-            await self._change()
+            self._offer = offer
+            try:
+                await self._change()
+            finally:
+                self._offer = None
 
     async def _first_opened(self) -> None:
         while self._first is None:
@@ -183,13 +197,19 @@ class _Many:
         if index == 0:
             self._first = live
         self._changed.set()
-        async with aclosing(live.deltas()) as deltas:
+        async with aclosing(live.deltas(partial(self._take, index))) as deltas:
             async for delta in deltas:
-                self._queue.append((index, delta))
-                self._changed.set()
+                self._take(index, delta)
         del self._running[index]
         self._left -= 1
         self._freed.set()
+
+    def _take(self, index: int, delta: Delta) -> bool:
+        """Pass a delta on, or queue it behind what waits."""
+        if self._queue or self._offer is None or not self._offer(index, delta):
+            self._queue.append((index, delta))
+            self._changed.set()
+        return True
 
     async def _open(self, call: Call) -> Live:
         """Open a call; where all slots are taken, wait for one of ours, or try again."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from services.gateway.api import Calls, Delta, Live
-from services.gateway.edge import EventStream, Exchange, send_json
+from services.gateway.edge import BODY, EventStream, Exchange, send_json
 from services.gateway.edge.reply import Header
 from services.gateway.openai.answers.asked import Asked
 from services.gateway.openai.answers.fan import Lives, open_all
@@ -53,7 +54,15 @@ class Giving:
         """
         async with self._opened() as lives:
             said = [Said() for _ in self.asked.calls]
-            async with aclosing(lives.deltas()) as deltas:
+
+            def gather(index: int, delta: Delta) -> bool:
+                if delta.finish is not None:
+                    return False
+                self._take(index, delta)
+                said[index].take(delta)
+                return True
+
+            async with aclosing(lives.deltas(gather)) as deltas:
                 async for index, delta in deltas:
                     self._take(index, delta)
                     said[index].take(delta)
@@ -70,20 +79,22 @@ class Giving:
         Raises:
             PdbusError: `events` has been given all text that came before.
         """
-        async with self._opened() as lives, aclosing(lives.deltas()) as deltas:
+        async with self._opened() as lives:
             frames = self.frames = self.asked.shape.frames(self._head(lives))
+            offer = partial(self._write_now, frames, events)
             batch = b""
             try:
-                async for index, delta in deltas:
-                    self._take(index, delta)
-                    batch += frames.delta(index, delta)
-                    if delta.finish is not None:
-                        batch += frames.finish(index, delta.finish)
-                    # What ends the last choice goes out with the end of the answer.
-                    due = len(self._ends) < len(self.asked.calls) and not lives.pending
-                    if batch and (due or len(batch) >= _BATCH_BYTES):
-                        await events.write(batch)
-                        batch = b""
+                async with aclosing(lives.deltas(offer)) as deltas:
+                    async for index, delta in deltas:
+                        self._take(index, delta)
+                        batch += frames.delta(index, delta)
+                        if delta.finish is not None:
+                            batch += frames.finish(index, delta.finish)
+                        # What ends the last choice goes out with the end of the answer.
+                        due = len(self._ends) < len(self.asked.calls) and not lives.pending
+                        if batch and (due or len(batch) >= _BATCH_BYTES):
+                            await events.write(batch)
+                            batch = b""
                 last = frames.end(self._end())
             except PdbusError:
                 if batch:
@@ -91,11 +102,23 @@ class Giving:
                 raise
         await events.close(batch + last)
 
-    def event_stream(self, send: Send) -> EventStream:
+    def _write_now(self, frames: Frames, events: EventStream, index: int, delta: Delta) -> bool:
+        """Write plain text where it arrives; nothing that came before waits when this is called."""
+        if delta.finish is not None or delta.details is not None or not events.free:
+            return False
+        now_s = self.clock.monotonic()
+        self.tally.take(now_s)
+        data = frames.delta(index, delta)
+        if data:
+            events.write_now(data, now_s)
+        return True
+
+    def event_stream(self, scope: Scope, send: Send) -> EventStream:
         """Return the events of this answer; their head waits for the first write."""
         return EventStream(
             self.exchange,
             send,
+            body=scope.get(BODY),
             clock=self.clock,
             opening=lambda: None if self.frames is None else self.frames.opening,
             headers=self._headers,
@@ -112,7 +135,7 @@ class Giving:
         return frames.failure(error)
 
     def _take(self, index: int, delta: Delta) -> None:
-        self.tally.take()
+        self.tally.take(self.clock.monotonic())
         if delta.finish is not None and delta.usage is not None:
             self._ends[index] = delta.finish, delta.usage
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,14 @@ class ScriptedLive:
             compat="c",
         )
 
-    def deltas(self) -> AsyncGenerator[Delta, None]:
-        return self._script(self)
+    async def deltas(
+        self, offer: Callable[[Delta], bool] | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        async with aclosing(self._script(self)) as script:
+            async for delta in script:
+                # Where something is pending, whoever reads does not wait.
+                if offer is None or self.pending or not offer(delta):
+                    yield delta
 
     async def cancel(self, reason: str) -> None:
         self.cancels.append(reason)

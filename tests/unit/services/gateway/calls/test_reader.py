@@ -93,3 +93,65 @@ async def test_a_reader_that_leaves_while_it_waits_leaves_nothing():
     await reader.cancel("gone")
     await reader.cancel("gone again")
     assert request.left == ["gone"]
+
+
+async def test_a_waiting_reader_is_offered_what_comes():
+    """What the offer takes is not yielded; what it leaves is, and what comes behind it too."""
+    request, offered = Request(), []
+
+    def offer(part: Delta) -> bool:
+        offered.append(part.text)
+        return part.text != "b"
+
+    async def all_of(reader: Reader) -> list[str]:
+        return [part.text async for part in reader.deltas(offer)]
+
+    request.log.add(delta("before"))
+    reading = asyncio.ensure_future(all_of(reader_of(request)))
+    await asyncio.sleep(0)
+    for text in ("a", "b", "c"):
+        request.log.add(delta(text))
+    assert offered == ["a", "b"]
+    await asyncio.sleep(0)
+    request.log.add(delta("d"))
+    request.log.end(None)
+    assert await reading == ["before", "b", "c"]
+    assert offered == ["a", "b", "d"]
+
+
+async def test_offers_to_one_reader_take_nothing_from_another():
+    """Each reader gets the whole answer, whether it takes what it is offered or not."""
+    request, taken = Request(), []
+
+    def offer(part: Delta) -> bool:
+        taken.append(part.text)
+        return True
+
+    async def nothing_left(reader: Reader) -> list[str]:
+        return [part.text async for part in reader.deltas(offer)]
+
+    taking = asyncio.ensure_future(nothing_left(reader_of(request)))
+    plain = asyncio.ensure_future(read(reader_of(request)))
+    await asyncio.sleep(0)
+    request.log.add(delta("a"))
+    request.log.add(delta("b"))
+    request.log.end(None)
+    assert await taking == []
+    assert taken == await plain == await read(reader_of(request)) == ["a", "b"]
+
+
+async def test_a_reader_that_was_cancelled_is_offered_nothing():
+    """Between its cancellation and its end a reader takes no more."""
+    request, offered = Request(), []
+
+    async def wait(reader: Reader) -> None:
+        async for _ in reader.deltas(lambda part: bool(offered.append(part)) or True):
+            pass
+
+    waiting = asyncio.ensure_future(wait(reader_of(request)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    request.log.add(delta("late"))
+    await asyncio.wait([waiting])
+    assert offered == []
+    assert not request.log._waiting
