@@ -25,6 +25,7 @@ __all__ = [
     "Sums",
     "contents",
     "draw",
+    "ending",
     "mix",
     "mix_one",
     "next_states",
@@ -40,6 +41,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
+_FIRST, _SECOND, _THIRD = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(_M1), np.uint64(_M2)
 _TOKEN = 0xD6E8FEB86659FD93
 _PLACE = 0xA0761D6478BD642F
 _WORD = 0xE7037ED1A0B428DB
@@ -139,9 +142,13 @@ class Model:
 
 def mix(values: U64) -> U64:
     """Return `values` with their bits mixed."""
-    out = (values ^ (values >> np.uint64(30))) * np.uint64(_M1)
-    out = (out ^ (out >> np.uint64(27))) * np.uint64(_M2)
-    return out ^ (out >> np.uint64(31))
+    out = values >> _FIRST
+    out ^= values
+    out *= _FACTOR_1
+    out ^= out >> _SECOND
+    out *= _FACTOR_2
+    out ^= out >> _THIRD
+    return out
 
 
 def mix_one(value: int) -> int:
@@ -186,11 +193,15 @@ def next_states(digests: U64, tokens: U64, places: U64, seed: int) -> U64:
     return mix(digests ^ mix(own))
 
 
-def draw(digests: U64, steps: U64, mean: int) -> tuple[U64, npt.NDArray[np.bool_]]:
-    """Return a random number for each answer, and whether the answer would end here."""
-    drawn = mix(digests + steps * np.uint64(_STEP))
+def draw(digests: U64, steps: U64) -> U64:
+    """Return a random number for each answer."""
+    return mix(digests + steps * np.uint64(_STEP))
+
+
+def ending(drawn: U64, steps: U64, mean: int) -> npt.NDArray[np.bool_]:
+    """Return which of the answers for which was drawn would end here."""
     ends = mix(drawn ^ np.uint64(_END)) % np.uint64(mean) == 0
-    return drawn, ends & (steps > 0)
+    return ends & (steps > 0)
 
 
 class Sums:

@@ -10,6 +10,7 @@ from libs.engine.script.answer import (
     Sums,
     contents,
     draw,
+    ending,
     next_states,
     prompt_states,
     word_keys,
@@ -60,11 +61,13 @@ class Compute:
         places = np.array([live.written for live in batch], dtype=np.uint64)
         states = next_states(digests, tokens, places, model.seed)
         kv = contents(states, tokens, places, self._keys)
-        memory.write(np.array([live.places[0, live.written] for live in batch]), kv)
-        spans = [live.places[live.produced % model.buffers, : live.written + 1] for live in batch]
+        memory.write(np.array([memory.place(live.pages, live.written) for live in batch]), kv)
+        for live in batch:
+            live.written += 1
+        buffers = model.buffers
+        spans = [live.places[live.produced % buffers][: live.written] for live in batch]
         digests = memory.read(spans)
         for live, digest in zip(batch, digests.tolist(), strict=True):
-            live.written += 1
             live.digest = digest
         if model.answer is not AnswerMode.HASH:
             return [self._token(live, live.digest, live.produced) for live in batch]
@@ -92,12 +95,14 @@ class Compute:
     def _choose(self, batch: list[LiveJob], digests: U64) -> list[int]:
         """Return what `Model.say` does, for a whole batch."""
         steps = np.array([live.produced for live in batch], dtype=np.uint64)
-        drawn, ends = draw(digests, steps, self._model.answer_tokens)
+        drawn = draw(digests, steps)
         tokens: list[int] = self._words[drawn % np.uint64(len(self._words))].tolist()
-        struck: list[int] = np.flatnonzero(ends).tolist()
-        for place in struck:
-            if not batch[place].bend.ignore_eos:
-                tokens[place] = self._model.alphabet.eos
+        if not all(live.bend.ignore_eos for live in batch):
+            ends = ending(drawn, steps, self._model.answer_tokens)
+            struck: list[int] = np.flatnonzero(ends).tolist()
+            for place in struck:
+                if not batch[place].bend.ignore_eos:
+                    tokens[place] = self._model.alphabet.eos
         for place, live in enumerate(batch):
             if live.bent:
                 tokens[place] = self._token(live, live.digest, live.produced)

@@ -83,6 +83,11 @@ class KvMemory:
         own = (first[:, None] + np.arange(self.page_size)).reshape(1, -1)
         return own + self._offsets
 
+    def place(self, pages: Sequence[int], token: int) -> int:
+        """Return where one token of a request lies in the first buffer."""
+        page, rest = divmod(token, self.page_size)
+        return pages[page] * self.page_size + rest
+
     def write(self, places: I64, contents: U64) -> None:
         """Write contents of shape (tokens, words of all buffers) to places of the first buffer."""
         by_buffer = contents.reshape(len(places), self.buffers, self.words).transpose(1, 0, 2)
