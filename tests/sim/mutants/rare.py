@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from proto.errors import ErrorCode, PdbusError
+from services.gateway.attempts import assembler
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.calls.live import LiveCall
 from services.router import claims
@@ -29,6 +30,15 @@ def _forget_sources(self: Any, attempt: int) -> None:
     self.inherited = 0
 
 
+_accept = Assembler.accept
+
+
+def _no_patience(self: Any, chunk: Any) -> list[Any]:
+    if len(self._held) >= assembler._MOST_HELD:
+        raise PdbusError(ErrorCode.STREAM_GAP, "too many chunks wait for one")
+    return _accept(self, chunk)
+
+
 _check = claims._check
 
 
@@ -41,5 +51,6 @@ def _never_late(record: Any, ask: Any) -> None:
 RARE: dict[str, Mutant] = {
     "a late read counts as a newer attempt": mutant("I7 I2", 393, (claims, "_check", _never_late)),
     "a cancel overtakes a written end": mutant("I2", 1124, (LiveCall, "cancel", _at_any_time)),
+    "a long gap fails the stream": mutant("I2", 936, (Assembler, "accept", _no_patience)),
     "a guest mixes two attempts": mutant("I1", 143, (Assembler, "begin", _forget_sources)),
 }

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from proto.errors import ErrorCode, PdbusError
 from services.decode import DecodeService
-from services.gateway.attempts import assembler, drive, recovery
+from services.gateway.attempts import drive, recovery
 from services.gateway.attempts import start as start_room
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.drive import Attempts
@@ -102,15 +101,6 @@ async def _without_the_end(self: Any, ask: Any) -> Any:
         attempt.log = whole
 
 
-_accept = Assembler.accept
-
-
-def _no_patience(self: Any, chunk: Any) -> list[Any]:
-    if len(self._held) >= assembler._MOST_HELD:
-        raise PdbusError(ErrorCode.STREAM_GAP, "too many chunks wait for one")
-    return _accept(self, chunk)
-
-
 STREAMED: dict[str, Mutant] = {
     "no gap check": mutant("I1", 8, (Assembler, "accept", _no_gap_check)),
     "no offset dedup": mutant("I1", 8, (Assembler, "accept", _no_dedup)),
@@ -134,7 +124,6 @@ STREAMED: dict[str, Mutant] = {
         "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
     "a late reader misses the beginning": mutant("I1", 0, (Reader, "deltas", _from_now_on)),
-    "a long gap fails the stream": mutant("I2", 138, (Assembler, "accept", _no_patience)),
     "a lost end is not replayed": mutant(
         "I2", 37, (DecodeService, "_handle_replay", _without_the_end)
     ),
