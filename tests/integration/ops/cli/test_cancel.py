@@ -114,12 +114,8 @@ def freed(bus: NatsBus, record: RequestRecord) -> None:
 
 @pytest.fixture
 async def bus(shared_nats: NatsServer, connect: Connect) -> NatsBus:
-    """A bus for all roles of a test; events are kept there, as where anything has ever run."""
-    bus = await connect(shared_nats)
-    chronicle = Chronicle(bus=bus, clock=CLOCK, instance=InstanceId("gateway-aaaaaaaa"))
-    chronicle.fact(EventKind.REQUEST_ACCEPTED, new_request_id(CLOCK.unix_ms(), CLOCK.entropy))
-    assert await bus.flush_events(5)
-    return bus
+    """A bus for all roles of a test."""
+    return await connect(shared_nats)
 
 
 async def test_the_owner_writes_the_end(bus: NatsBus) -> None:
