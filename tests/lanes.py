@@ -1,15 +1,14 @@
-"""Runs the whole suite in two lanes at once: what drives whole stacks, and everything else.
+"""Runs the whole suite in two lanes at once: most tests of whole stacks, and everything else.
 
-Tests of whole stacks wait most of the time; the others keep a processor busy meanwhile. Each lane
-is one pytest of its own, which goes through its tests one after the other. Arguments are passed to
-both, with the lane's name for `{lane}`: `python -m tests.lanes --junitxml=report-{lane}.xml`.
+Tests of real processes wait most of the time, so that two lanes take little more than half as long
+as one. Each lane is one pytest of its own, which goes through its tests one after the other.
+Arguments are passed to both, with the lane's name for `{lane}`:
+`python -m tests.lanes --junitxml=report-{lane}.xml`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import sys
 import time
@@ -20,14 +19,14 @@ from pathlib import Path
 
 __all__ = ["Ended", "Lane", "lanes", "main", "verdict"]
 
-STACKS = ("cases", "chaos", "clients", "e2e")
-"""Folders of tests that drive whole stacks; they promise times, so they go first everywhere."""
-REST_NICE = 5
-"""How much the other lane gives way: a quarter of what it asks for is left to it at the least."""
+STACKS = ("cases", "e2e")
+"""The folders of the first lane: they take about as long as all others together."""
 
 _FOLDER = Path(__file__).resolve().parent
 _ROOT = _FOLDER.parent
 _NOTHING_COLLECTED = 5
+_LONGEST_LINE = 64 << 20
+"""Bytes; what a failed comparison shows may be one line."""
 _REPORT = b"=" * 8
 """How the headings of pytest's report begin."""
 _FIRST_HEADING = b"test session starts"
@@ -35,11 +34,10 @@ _FIRST_HEADING = b"test session starts"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Some folders of tests, and how politely they are run."""
+    """Some folders of tests."""
 
     name: str
     paths: tuple[str, ...]
-    nice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def lanes(folder: Path = _FOLDER) -> tuple[Lane, Lane]:
     rest = sorted(tested - set(STACKS))
     return (
         Lane("stacks", tuple(f"tests/{name}" for name in STACKS)),
-        Lane("rest", tuple(f"tests/{name}" for name in rest), REST_NICE),
+        Lane("rest", tuple(f"tests/{name}" for name in rest)),
     )
 
 
@@ -78,11 +76,9 @@ async def _run(lane: Lane, arguments: Sequence[str], running: list[Process]) -> 
         stdin=asyncio.subprocess.DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
+        limit=_LONGEST_LINE,
     )
     running.append(process)
-    # Nothing is started before pytest has been loaded, and what it starts inherits this.
-    with contextlib.suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, lane.nice)
     last = await _tell(lane, process)
     return Ended(lane, await process.wait(), time.monotonic() - began, last)
 
@@ -92,14 +88,15 @@ async def _tell(lane: Lane, process: Process) -> str:
     assert process.stdout is not None
     mark = f"{lane.name:>6} | ".encode()
     report: list[bytes] = []
-    line = b""
+    last = line = b""
     while line := await process.stdout.readline():
+        last = line.strip(b"= \n") or last
         if report or (line.startswith(_REPORT) and _FIRST_HEADING not in line):
             report.append(line)
         else:
             _write(mark + line)
-    _write(b"\n" + mark + b"report\n" + b"".join(report))
-    return report[-1].strip(b"= \n").decode(errors="replace") if report else ""
+    _write(b"\n" + mark + b"its report\n" + b"".join(report) + b"\n")
+    return last.decode(errors="replace")
 
 
 def _write(data: bytes) -> None:

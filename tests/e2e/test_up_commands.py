@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -96,7 +97,7 @@ def test_workers_lists_every_process(stack: RunningStack) -> None:
 def test_expected_failures_are_one_line(stack: RunningStack, tmp_path: Path) -> None:
     """What a user can get wrong ends with one line and a non-zero code, never a traceback."""
     where = f"--state-dir={stack.state_dir}"
-    for arguments in (
+    wrong = (
         ("chat", "Hello", "--model=absent", where),
         ("chat", "Hello", "--url=http://127.0.0.1:9", "--model=scripted"),
         ("trace", "0" * 26, where),
@@ -104,10 +105,12 @@ def test_expected_failures_are_one_line(stack: RunningStack, tmp_path: Path) -> 
         ("workers", f"--state-dir={tmp_path}"),
         ("down", f"--state-dir={tmp_path}"),
         ("up", "--engine=scripted", where),
-        ("up", "--engine=scripted", f"--port={stack.port}", f"--state-dir={tmp_path}"),
-        ("up", "--engine=sglang", "--model=scripted", "--port=0", f"--state-dir={tmp_path}"),
-    ):
-        failed = pdbus(*arguments)
+        ("up", "--engine=scripted", f"--port={stack.port}", f"--state-dir={tmp_path / 'a'}"),
+        ("up", "--engine=sglang", "--model=scripted", "--port=0", f"--state-dir={tmp_path / 'b'}"),
+    )
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.map(lambda arguments: pdbus(*arguments), wrong)
+    for arguments, failed in zip(wrong, ended, strict=True):
         assert failed.returncode != 0, arguments
         assert failed.stderr.startswith("pdbus: "), (arguments, failed.stderr)
         assert len(failed.stderr.splitlines()) == 1, (arguments, failed.stderr)
@@ -117,10 +120,12 @@ def test_detached_stacks_run_side_by_side_and_go_down(tmp_path: Path) -> None:
     """`up --detach` returns when ready; two stacks do not disturb each other; `down` ends one."""
     places = [tmp_path / "a", tmp_path / "b"]
     options = ("--engine=scripted", "--port=0", "--prefill=0", "--decode=0", "--aggregated=1")
+    begin = [("up", *options, "--detach", f"--state-dir={place}") for place in places]
     try:
+        with ThreadPoolExecutor() as pool:
+            for started in pool.map(lambda arguments: pdbus(*arguments), begin):
+                assert started.returncode == 0, started.stderr
         for place in places:
-            started = pdbus("up", *options, "--detach", f"--state-dir={place}")
-            assert started.returncode == 0, started.stderr
             assert pdbus("chat", "Hi", "--max-tokens=3", f"--state-dir={place}").returncode == 0
         first = load(places[0])
         assert first is not None
