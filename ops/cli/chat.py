@@ -13,7 +13,10 @@ import msgspec
 
 from ops.cli.errors import CommandError
 
-__all__ = ["Answer", "Question", "ask"]
+__all__ = ["KEY_VARIABLE", "Answer", "Question", "ask"]
+
+KEY_VARIABLE = "PDBUS_API_KEY"
+"""Where the command line finds the API key that a gateway asks for."""
 
 TIMEOUT_S = 300.0
 """Longest silence that is waited out."""
@@ -32,6 +35,13 @@ class Question:
     max_tokens: int = 128
     temperature: float = 0.0
     stream: bool = True
+    key: str | None = None
+    """API key, for a gateway that asks for one."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the request."""
+        key = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return {"content-type": "application/json", **key}
 
     def body(self) -> bytes:
         """Return the request as JSON."""
@@ -107,12 +117,7 @@ def ask(question: Question, answer: Answer) -> Iterator[str]:
 def _exchange(
     link: http.client.HTTPConnection, question: Question, answer: Answer
 ) -> Iterator[str]:
-    link.request(
-        "POST",
-        "/v1/chat/completions",
-        question.body(),
-        {"content-type": "application/json"},
-    )
+    link.request("POST", "/v1/chat/completions", question.body(), question.headers())
     response = link.getresponse()
     if response.status != http.client.OK:
         raise _refusal(response.status, response.read())

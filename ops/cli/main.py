@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from ops.cli.arguments import STATE_DIR, StackArguments, command_line
-from ops.cli.chat import Answer, Question, ask
+from ops.cli.chat import KEY_VARIABLE, Answer, Question, ask
 from ops.cli.errors import CommandError
 from ops.cli.keys import make_keys_app
 from ops.cli.network import NETWORK_COMMANDS
@@ -108,6 +108,7 @@ def chat(  # noqa: PLR0913 - one argument an option
     stream: bool = True,
     model: str | None = None,
     url: str | None = None,
+    key: Annotated[str | None, Parameter(env_var=KEY_VARIABLE)] = None,
     state_dir: Path = STATE_DIR,
 ) -> None:
     """Ask one question and print the answer as it comes.
@@ -119,6 +120,7 @@ def chat(  # noqa: PLR0913 - one argument an option
         stream: print token by token; the other way waits for the whole answer.
         model: default: the model of the stack.
         url: base address of a gateway; default: that of the stack.
+        key: API key, where the gateway asks for one.
         state_dir: where the stack lives.
     """
     if url is None or model is None:
@@ -131,6 +133,7 @@ def chat(  # noqa: PLR0913 - one argument an option
         max_tokens=max_tokens,
         temperature=temperature,
         stream=stream,
+        key=key,
     )
     answer = Answer()
     for piece in ask(question, answer):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from rich.console import Console
 
-from ops.cli.chat import Answer, Question, ask
+from ops.cli.chat import KEY_VARIABLE, Answer, Question, ask
 from ops.cli.stack.layout import StackOptions
 from ops.cli.stack.record import StackRecord
 from ops.cli.stack.serve import serve
@@ -44,7 +45,11 @@ async def run(options: StackOptions, display: Display, console: Console, *, once
 async def _demonstrate(record: StackRecord, console: Console) -> None:
     console.print(f"\n> {QUESTION}", markup=False, highlight=False)
     question = Question(
-        url=record.urls[0], model=record.model, text=QUESTION, max_tokens=MAX_TOKENS
+        url=record.urls[0],
+        model=record.model,
+        text=QUESTION,
+        max_tokens=MAX_TOKENS,
+        key=os.environ.get(KEY_VARIABLE),
     )
     rid = request_id(await asyncio.to_thread(_speak, question, console))
     events = await gather(read_events(record.nats_url), rid, settle_s=SETTLE_S)

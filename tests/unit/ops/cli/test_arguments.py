@@ -32,7 +32,7 @@ def test_defaults() -> None:
     assert (options.prefill, options.decode, options.aggregated) == (1, 1, 0)
     assert (options.engine, options.model, options.port) == ("sglang", "smollm2", 8000)
     assert options.state_dir == Path.cwd() / ".pdbus"
-    assert options.models_dir == Path.cwd() / ".pdbus" / "models"
+    assert options.models_dir == (Path.cwd() / ".pdbus" / "models").resolve()
 
 
 def test_scripted_engine_needs_no_weights() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -21,6 +22,7 @@ class Gateway(ThreadingHTTPServer):
     status = 200
     reply = b""
     asked: dict[str, object]
+    key: str | None = None
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -32,6 +34,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers["content-length"])
+        self.server.key = self.headers["authorization"]
         self.server.asked = json.loads(self.rfile.read(length))
         self.send_response(self.server.status)
         self.end_headers()
@@ -122,6 +125,14 @@ def test_a_refusal_is_told(gateway: Gateway) -> None:
     gateway.reply = b'{"error": {"message": "No such model.", "code": "model_not_found"}}'
     with pytest.raises(CommandError, match=r"HTTP 404: No such model\. \(model_not_found\)"):
         list(ask(question(gateway), Answer()))
+
+
+@pytest.mark.parametrize(("key", "sent"), [("pk-1.x", "Bearer pk-1.x"), (None, None)])
+def test_a_key_goes_along(gateway: Gateway, key: str | None, sent: str | None) -> None:
+    """The key goes into the header that OpenAI's clients use; without one there is none."""
+    gateway.reply = delta("Paris", finish="stop")
+    assert list(ask(replace(question(gateway), key=key), Answer())) == ["Paris"]
+    assert gateway.key == sent
 
 
 def test_no_gateway_is_told() -> None:
