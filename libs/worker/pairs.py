@@ -50,6 +50,8 @@ class _Peer:
     address: PeerAddress
     heard_s: float
     report: PairReport
+    policy: LanePolicy
+    """Which lanes KV may take, by the word of its worker."""
     probed_s: float = float("-inf")
 
 
@@ -109,16 +111,21 @@ class PairWatch:
 
     def trouble(self) -> str:
         """Return why no prefill engine may be used by this worker, or nothing."""
-        if self._policy.mode is not LaneMode.REQUIRE:
-            return ""
         peers = self._living().values()
-        wrong = [peer for peer in peers if self._policy.breached_by(peer.report.lane)]
+        wrong = [(peer, side) for peer in peers if (side := self._breached(peer)) is not None]
         if not wrong or len(wrong) < len(peers):
             return ""
-        first = wrong[0]
-        wanted = ", ".join(self._policy.lanes)
+        first, policy = wrong[0]
+        wanted = ", ".join(policy.lanes)
         why = first.report.detail or "not probed yet"
         return f"{first.instance} is on lane {first.report.lane}, required is {wanted} ({why})"
+
+    def _breached(self, peer: _Peer) -> LanePolicy | None:
+        """Return the policy, of either side, that the way to a prefill engine breaches."""
+        for policy in (self._policy, peer.policy):
+            if policy.mode is LaneMode.REQUIRE and policy.breached_by(peer.report.lane):
+                return policy
+        return None
 
     async def answer(self, ask: PairsRequest) -> Pairs:
         """Return all that is known, after all ways were gone again if that is asked for."""
@@ -143,7 +150,7 @@ class PairWatch:
             del self._peers[former]
         report = PairReport(peer=beat.incarnation, instance=beat.instance)
         self._peers[beat.incarnation] = _Peer(
-            beat.instance, beat.address, self._clock.monotonic(), report
+            beat.instance, beat.address, self._clock.monotonic(), report, beat.kv_lanes
         )
         self._tasks.spawn(self._get_through(beat.incarnation), name="probe")
 

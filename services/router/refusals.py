@@ -21,6 +21,7 @@ class Refusals:
         self._facts: dict[Incarnation, tuple[object, ...]] = {}
         self._told: dict[_Pair, str] = {}
         self._warned: set[str] = set()
+        self._trouble = ""
         gauge(names.ROUTER_REFUSED_PAIRS, self._count)
 
     def heard(self, member: Member) -> None:
@@ -32,6 +33,10 @@ class Refusals:
         if self._facts.get(beat.incarnation) != facts:
             self._facts[beat.incarnation] = facts
             self._look()
+
+    def trouble(self) -> str:
+        """Return why no pair at all gets work, by the example of one, or nothing."""
+        return self._trouble
 
     def _count(self) -> int:
         return len(self._told)
@@ -45,6 +50,13 @@ class Refusals:
             if self._told.get(pair) != refusal.detail:
                 _tell(refusal)
         self._told = {pair: refusal.detail for pair, refusal in found.items()}
+        prefills = sum(beat.role is Role.PREFILL for beat in beats)
+        pairs = prefills * (len(beats) - prefills)
+        self._trouble = (
+            f"all {pairs} pairs are refused: {min(self._told.values())}"
+            if found and len(found) == pairs
+            else ""
+        )
         self._warn(beats)
 
     def _warn(self, beats: list[Heartbeat]) -> None:

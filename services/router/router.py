@@ -86,9 +86,9 @@ class RouterService:
         await self._listener.close()
 
     def readiness(self) -> tuple[bool, str]:
-        """Return whether questions are answered, and if not, why."""
+        """Return whether questions are answered, and if not, or only with refusals, why."""
         ready = self._state is WorkerState.READY
-        return ready, "" if ready else f"the router is {self._state}"
+        return ready, self._refusals.trouble() if ready else f"the router is {self._state}"
 
     async def _open(self) -> None:
         # A router that answers before it has heard the fleet would refuse what could be served.
@@ -121,4 +121,4 @@ class RouterService:
             self._turns.wake()
 
     def _describe(self) -> Presence:
-        return Presence(ref=self._ref, state=self._state)
+        return Presence(ref=self._ref, state=self._state, reason=self._refusals.trouble())

@@ -89,6 +89,9 @@ async def test_a_lane_that_is_required_and_not_there_is_refused(
         assert reason in row
         assert 'pdbus_kv_pairs{lane="tcp",state="refused"} 1' in await metrics(stack, "decode-0")
         assert "pdbus_kv_transfer_bytes" not in await metrics(stack, "decode-0")
+        said = (await get(stack.health_port("router-0"), "/readyz")).body.decode()
+        assert "all 1 pairs are refused" in said
+        assert reason in said
         router = await metrics(stack, "router-0")
         assert "pdbus_router_refused_pairs 1" in router
         assert 'pdbus_kv_pair_refusals_total{error_code="lane_refused",lane="tcp"}' in router

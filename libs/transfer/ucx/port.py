@@ -68,7 +68,7 @@ class LaneContext:
             TransportError: the system has no means left for it (segments, descriptors).
         """
         try:
-            return Port(self.api, self._context, shared=self.lane is not Lane.TCP)
+            return Port(self.api, self._context)
         except self.api.UCXError as error:
             raise TransportError(str(error)) from error
 
@@ -76,10 +76,8 @@ class LaneContext:
 class Port:
     """One UCX worker: it sends and receives tag messages, and dies without a trace."""
 
-    def __init__(self, api: Any, context: Any, *, shared: bool) -> None:
+    def __init__(self, api: Any, context: Any) -> None:
         self._api = api
-        self._shared = shared
-        """Whether it works on shared memory, where a message may stay half received."""
         self._worker: Any = api.UCXWorker(context)
         self._worker.init_blocking_progress_mode()
         self._lines: set[Line] = set()
@@ -120,7 +118,7 @@ class Port:
             request = self._worker.tag_recv(array, api.UCXXTag(tag), api.UCXXTagMask(mask))
         except api.UCXError as error:
             raise TransportError(str(error)) from error
-        return self._track(request, array)
+        return self._track(Operation(request, array))
 
     def send(self, line: Line, data: Bytes, tag: int) -> Operation:
         """Send; `data` belongs to UCX until it is done or the port is closed.
@@ -134,7 +132,7 @@ class Port:
             request = line.endpoint.tag_send(array, api.UCXXTag(tag))
         except api.UCXError as error:
             raise TransportError(str(error)) from error
-        return self._track(request, array)
+        return self._track(Operation(request, array, sends=True))
 
     def progress(self) -> None:
         """Let UCX do all it can do now, without the GIL."""
@@ -158,35 +156,48 @@ class Port:
         try:
             request.check_error()
         except self._api.UCXError as error:
+            # The traceback keeps this frame, and a request keeps its worker.
+            del request
             raise TransportError(str(error)) from error
         return True
 
     def drop(self, line: Line) -> None:
         """End one line; what was sent on it may be lost."""
         self._lines.discard(line)
+        line.hang_up()
         line.close()
 
     def close(self) -> None:
         """Destroy the worker and all that hangs on it: requests, lines, posted receives."""
         if self._worker is None:
             return
-        # Over sockets ucxx ends its workers by itself, some of them a moment later.
-        wreck = Wreck(self._worker.handle, self.fd) if self._shared else None
+        self._hang_up()
+        wreck = Wreck(self._worker.handle, self.fd)
         # Buffers outlive the worker: until it is gone UCX may write to them.
         arrays = [operation.array for operation in self._pending]
         for operation in self._pending:
+            if operation.sends and not operation.request.completed:
+                wreck.bury(operation.request)
             operation.request = operation.array = None
         self._pending.clear()
         for line in self._lines:
             line.close()
         self._lines.clear()
         self._worker = None
-        if wreck is not None:
-            wreck.clear()
+        wreck.clear()
         arrays.clear()
 
-    def _track(self, request: Any, array: Any) -> Operation:
-        operation = Operation(request, array)
+    def _hang_up(self) -> None:
+        """Close the lines whose peer is not known to be lost, which ends what is being sent.
+
+        Nothing else does: a send whose peer takes no more bytes would hold its endpoint, and UCX
+        ends the process rather than destroy a worker that still has something to send.
+        """
+        for line in self._lines:
+            line.hang_up()
+        self._worker.progress()
+
+    def _track(self, operation: Operation) -> Operation:
         self._pending.add(operation)
         return operation
 
@@ -194,11 +205,12 @@ class Port:
 class Operation:
     """A send or a receive under way; only its port looks inside."""
 
-    __slots__ = ("array", "request")
+    __slots__ = ("array", "request", "sends")
 
-    def __init__(self, request: Any, array: Any) -> None:
+    def __init__(self, request: Any, array: Any, *, sends: bool = False) -> None:
         self.request = request
         self.array = array
+        self.sends = sends
 
 
 class Line:
@@ -214,11 +226,15 @@ class Line:
         """Whether UCX still believes in the peer."""
         return self.endpoint is not None and self.endpoint.alive
 
-    def close(self) -> None:
-        """Let go of the endpoint, whose destructor closes it.
+    def hang_up(self) -> None:
+        """Close the endpoint without asking the peer, unless UCX has done so already."""
+        if self.endpoint is not None:
+            self.endpoint.remove_close_callback()
+            if self.endpoint.alive:
+                self.endpoint.close_blocking()
 
-        ucxx's own `close` crashes the process when the peer is already lost.
-        """
+    def close(self) -> None:
+        """Let go of the endpoint, whose destructor closes it where it is still open."""
         endpoint: Any = self.endpoint
         self.endpoint = None
         if endpoint is not None:

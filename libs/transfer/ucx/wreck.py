@@ -1,8 +1,12 @@
 """Ending UCX workers that ucxx cannot let go of.
 
-A peer that dies in the middle of a message leaves a receive that can neither end nor be cancelled.
-ucxx's worker and that request then hold each other for ever, and with them descriptors and shared
-memory. UCX itself can end such a worker: it gives up what was being received.
+A peer that dies in the middle of a message leaves a receive that can neither end nor be cancelled,
+and a peer that takes no more bytes leaves sends that ucxx goes on listing. Its worker and such a
+request then hold each other for ever, and with them descriptors and shared memory. UCX itself can
+end such a worker: it gives up what was being received.
+
+ucxx's own destructor never runs for a worker that is ended here, because the same circle still
+holds it; what is left of it is a few kilobytes.
 """
 
 from __future__ import annotations
@@ -43,6 +47,14 @@ class Wreck:
         self._fd = fd
         self._mark = os.eventfd(0, os.EFD_CLOEXEC)
         self._marked = self._control(_ADD)
+
+    def bury(self, request: Any) -> None:
+        """Keep a send for ever that has not ended; it keeps ucxx's worker.
+
+        UCX ends it while its worker is destroyed. If nothing held ucxx's worker then, that would
+        destroy the same worker again.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
     def clear(self) -> bool:
         """End the worker if it is still there; return whether it was.

@@ -219,3 +219,15 @@ async def test_an_operator_gets_fresh_figures(bench: Callable[[str], Bench]) -> 
     (again,) = (await rig.watch.answer(PairsRequest())).reports
     assert again == report
     assert len(engine.asked) == 2
+
+
+async def test_what_prefill_requires_is_a_trouble_too(bench: Callable[[str], Bench]) -> None:
+    """A decode worker that allows any lane says so where every prefill worker refuses its lane."""
+    rig = bench("allow")
+    await rig.use(PairProbe(lane=Lane.TCP))
+    rig.speak(0, kv_lanes=LanePolicy.parse("require:sysv"))
+    await settle()
+    assert rig.watch.trouble().startswith("prefill-0 is on lane tcp, required is sysv")
+    rig.speak(1)
+    await settle()
+    assert rig.watch.trouble() == ""
