@@ -6,6 +6,7 @@ copies release the GIL. Whoever calls holds the lock of the room that owns the p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,9 @@ from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.reach import ENTRY, Table
 
 __all__ = ["PageStore", "Pages", "as_pages"]
+
+_FEW_RUNS = 4
+"""Up to so many runs are copied one by one, which spares numpy's search for each page."""
 
 Bytes = npt.NDArray[np.uint8]
 Pages = npt.NDArray[np.int64]
@@ -42,6 +46,7 @@ class PageStore:
         self.page_bytes = sum(layout.page_bytes)
         self.row_bytes = sum(layout.row_bytes)
         self._pages = _columns("page", pages, layout.page_bytes)
+        self._page_columns = [column.view(np.uint8).reshape(-1) for column in self._pages]
         self._rows = _columns("row", rows, layout.row_bytes)
         self._page_bases = _bases(self._pages)
         self._row_bases = _bases(self._rows)
@@ -62,7 +67,16 @@ class PageStore:
 
     def gather_pages(self, pages: Pages, slab: Bytes) -> int:
         """Copy pages into the start of `slab`, buffer by buffer; return the bytes written."""
-        return _gather(self._pages, self.layout.page_bytes, pages, slab)
+        runs = _runs_of(pages)
+        if len(runs) > _FEW_RUNS:
+            return _gather(self._pages, self.layout.page_bytes, pages, slab)
+        at = 0
+        for column, size in zip(self._page_columns, self.layout.page_bytes, strict=True):
+            for first, count in runs:
+                end = at + count * size
+                slab[at:end] = column[first * size : (first + count) * size]
+                at = end
+        return at
 
     def scatter_pages(self, pages: Pages, slab: Bytes) -> int:
         """Copy the start of `slab` into pages; return the bytes read."""
@@ -117,6 +131,13 @@ def _columns(what: str, pool: PagePool, sizes: tuple[int, ...]) -> list[npt.NDAr
             raise ValueError(f"{what} buffer {place} is not contiguous and writeable")
         columns.append(buffer.view(np.dtype((np.void, size)))[:, 0])
     return columns
+
+
+def _runs_of(pages: Pages) -> list[tuple[int, int]]:
+    """Return runs of neighbouring pages: the first of each, and how many."""
+    cuts = (pages[1:] - pages[:-1] != 1).nonzero()[0] + 1
+    edges = [0, *cuts.tolist(), len(pages)]
+    return [(int(pages[a]), b - a) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def _gather(

@@ -38,20 +38,21 @@ class Door:
 
     def turn(self) -> tuple[bool, bool]:
         """Progress; return whether something came of it, and whether more is due at once."""
-        self._port.progress()
+        return self._port.turn(self._work)
+
+    def _work(self) -> bool:
         try:
             messages = self._channel.poll()
         except TransportError:
             # A receive can fail only by what a stranger sent.
             self._stats.malformed_messages += 1
-            return True, True
+            return True
         for message in messages:
             if isinstance(message, Hello):
                 self._knock(self._context, message)
             else:
                 self._stats.malformed_messages += 1
-        fruit = bool(messages)
-        return fruit, fruit or not self._port.arm()
+        return bool(messages)
 
     def close(self) -> None:
         """Destroy the port."""

@@ -140,9 +140,7 @@ class Inbound:
     def turn(self) -> tuple[bool, bool]:
         """Progress; return whether something came of it, and whether more is due at once."""
         try:
-            self._port.progress()
-            fruit = self._work()
-            return fruit, fruit or not self._port.arm()
+            return self._port.turn(self._work)
         except TransportError as error:
             self._end(ErrorCode.PREFILL_LOST, str(error))
             return True, True
@@ -166,6 +164,7 @@ class Inbound:
         if self._watch is not None:
             self._watch.close()
         self._port.close()
+        self._owed.clear()
         self.prober.fail(failure)
         self._slots.clear()
         for room in tuple(self.rooms.values()):
@@ -275,7 +274,20 @@ class Inbound:
         self._owed.append(slot.number)
         # Half of the slabs may wait for company: prefill still has the other half. Not where the
         # chunk is still in prefill's pages.
-        if len(self._owed) * 2 >= len(self._slots) or (header and header.entries):
+        if len(self._owed) * 2 < len(self._slots) and not (header and header.entries):
+            return
+        if fetch is not None and fetch.state is RoomState.DONE:
+            # Whoever waits for the room hears of it first.
+            self._loop.post(self._grant_later)
+        else:
+            self._grant()
+
+    def _grant_later(self) -> None:
+        self._grant()
+        self._loop.touch(self)
+
+    def _grant(self) -> None:
+        if self._owed:
             self._say(Credit(slots=tuple(self._owed)))
             self._owed.clear()
 

@@ -169,9 +169,7 @@ class Outbound:
     def turn(self) -> tuple[bool, bool]:
         """Progress; return whether something came of it, and whether more is due at once."""
         try:
-            self._port.progress()
-            fruit = self._work()
-            return fruit, fruit or not self._port.arm()
+            return self._port.turn(self._work)
         except TransportError as error:
             self._end(ErrorCode.DECODE_LOST, str(error))
             return True, True

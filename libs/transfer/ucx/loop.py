@@ -73,6 +73,8 @@ class Loop:
         self._fruitful = 0.0
         """When something last came of a turn, or was due to."""
         self._epoll = select.epoll()
+        self._called = threading.Event()
+        """Whether the bell has rung since the thread last went to sleep."""
         self._bell_lock = threading.Lock()
         self._ended = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -143,7 +145,9 @@ class Loop:
     def touch(self, member: Member) -> None:
         """Give a member a turn soon, because something was done with its port."""
         if self._serves(member):
-            self._warm(member)
+            self._hot.add(member)
+            # What was done may have its answer within microseconds.
+            self._fruitful = time.monotonic()
 
     def _serves(self, member: Member) -> bool:
         """Return whether a member is here; a number may belong to somebody else by now."""
@@ -189,11 +193,12 @@ class Loop:
             command()
 
     def _sleep(self) -> None:
+        self._called.clear()
         self._asleep = True
         timeout = self._timeout()
         if timeout == _NAP_S:
             # epoll counts in milliseconds.
-            time.sleep(_NAP_S)
+            self._called.wait(_NAP_S)
             timeout = 0.0
         for fd, _ in self._epoll.poll(timeout):
             member = self._members.get(fd)
@@ -230,3 +235,4 @@ class Loop:
         with self._bell_lock:
             if not self._ended:
                 os.eventfd_write(self._bell, 1)
+                self._called.set()

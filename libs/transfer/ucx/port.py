@@ -142,6 +142,25 @@ class Port:
         """Return whether `fd` will become readable for whatever happens next."""
         return self._worker.arm()
 
+    def turn(self, work: Callable[[], bool]) -> tuple[bool, bool]:
+        """Progress and do the work that came of it.
+
+        Args:
+            work: handles what has ended or arrived; returns whether there was anything.
+
+        Returns:
+            whether there was anything, and whether another turn is due at once.
+        """
+        # The first no may only mean that what woke us was still on the descriptor. It has to be
+        # looked after before the next try, or it would be forgotten.
+        for _ in range(2):
+            self.progress()
+            if work():
+                return True, True
+            if self.arm():
+                return False, False
+        return False, True
+
     def done(self, operation: Operation) -> bool:
         """Return whether an operation has ended well.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -18,6 +20,7 @@ from pathlib import Path
 from ops.bench.kv.contest import Contestant, Score, Unavailable
 from ops.bench.kv.extras import measure_idle, measure_overlap, measure_parted
 from ops.bench.kv.floor import Memcpy, Perftest, Read, Tcp
+from ops.bench.kv.hops import Hops
 from ops.bench.kv.ours import Ours
 from ops.bench.kv.peers import KINDS, Peer, install
 from ops.bench.kv.shapes import Cell, cells
@@ -26,8 +29,10 @@ from proto.kv import Lane
 
 __all__ = ["main"]
 
-_ROUND_BYTES = 96 << 20
-_MOST_TRANSFERS = 200
+_ROUND_BYTES = 64 << 20
+_MOST_TRANSFERS = 50
+_CELL_S = 8.0
+"""After so long no further round of a cell is begun, so that a busy machine ends as well."""
 _RAW = {"UCX_TLS": "sysv,self", "UCX_MM_ERROR_HANDLING": "y", "UCX_RNDV_THRESH": "inf"}
 
 Board = dict[Cell, dict[str, Score]]
@@ -50,6 +55,9 @@ def main() -> None:
     for _, some in groupby(plan, key=lambda cell: (cell.layout.name, cell.page_tokens)):
         _contest(list(some), given.rounds, board, ours_only=given.ours_only)
     print_ratios(board)
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores: a busy machine costs wall time"
+    )
     for extra in (measure_idle, measure_overlap, measure_parted):
         try:
             extra()
@@ -69,14 +77,16 @@ def _contest(some: Sequence[Cell], rounds: int, board: Board, *, ours_only: bool
     makers: dict[str, Callable[[], Contestant]] = {
         "pdbus cma": lambda: Ours(Lane.CMA, largest),
         "pdbus sysv": lambda: Ours(Lane.SYSV, largest),
+        "pdbus sysv x4": lambda: Ours(Lane.SYSV, largest, 4),
         "pdbus cma x4": lambda: Ours(Lane.CMA, largest, 4),
         "memcpy": Memcpy,
         "process_vm_readv": Read,
+        Hops.name: Hops,
+        "ucx_perftest sysv": lambda: Perftest("ucx_perftest sysv", ("-e",), _RAW),
     }
     if not ours_only:
         makers |= {
             "tcp socket": Tcp,
-            "ucx_perftest sysv": lambda: Perftest("ucx_perftest sysv", ("-e",), _RAW),
             "ucx_perftest": lambda: Perftest("ucx_perftest", (), {}),
             **{KINDS[kind]: _peer(kind, largest) for kind in KINDS},
         }
@@ -112,7 +122,10 @@ def _turns(
             contestant.prepare(cell)
         except Unavailable as error:
             scores[name].problem = str(error)
-    for _ in range(rounds):
+    end = time.monotonic() + _CELL_S
+    for turn in range(rounds):
+        if turn and time.monotonic() > end:
+            break
         for name, contestant in present.items():
             if scores[name].problem:
                 continue

@@ -57,8 +57,8 @@ class Score:
 
     @property
     def cpu_per_gb(self) -> float:
-        """Median CPU seconds per GB, both processes."""
-        return median(one.cpu_s / one.moved * 1e9 for one in self.rounds)
+        """Median CPU seconds per GB, both processes; 0 where nothing was moved."""
+        return median(one.cpu_s / one.moved * 1e9 if one.moved else 0.0 for one in self.rounds)
 
 
 class Contestant(Protocol):

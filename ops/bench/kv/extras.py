@@ -13,6 +13,7 @@ from ops.bench.kv.contest import ROOT, Unavailable, program
 from ops.bench.kv.floor import Tcp
 from ops.bench.kv.ours import Ours
 from ops.bench.kv.shapes import LAYOUTS, Cell
+from ops.bench.kv.table import verdict
 from proto.kv import Lane
 
 __all__ = ["measure_idle", "measure_overlap", "measure_parted", "parted"]
@@ -23,7 +24,7 @@ _CHUNK_TOKENS = 512
 _CHUNK_S = 0.01
 """What an accelerator takes for such a chunk of a small model."""
 _PROMPTS = (512, 1024, 2048, 4096, 8192)
-_TRIES = 5
+_TRIES = 3
 _ROUNDS = 5
 _NAMES = ("pdbus-bench-a", "pdbus-bench-b")
 _DEVICES = ("pdbk0", "pdbk0p")
@@ -41,7 +42,7 @@ def measure_idle() -> None:
     ours = Ours(Lane.CMA, cell)
     try:
         ours.prepare(cell)
-        print(f"\nidle: {ours.idle():.4f} core an engine (goal {_IDLE_GOAL})")
+        print(f"\nidle: {verdict(ours.idle(), _IDLE_GOAL, most=True)} core an engine")
     finally:
         ours.close()
 
@@ -113,16 +114,19 @@ def parted() -> None:
             cell = Cell(layout, 16, size, apart=False)
             transfers = max(2, (128 << 20) // size)
             rates: dict[str, list[float]] = {"ours": [], "plain": []}
+            costs: dict[str, list[float]] = {"ours": [], "plain": []}
             for contestant in (ours, plain):
                 contestant.prepare(cell)
             for _ in range(_ROUNDS):
                 for name, contestant in (("ours", ours), ("plain", plain)):
                     one = contestant.run(cell, transfers)
                     rates[name].append(one.moved / one.seconds / 1e9)
+                    costs[name].append(one.cpu_s / one.moved * 1e9)
             mine, theirs = median(rates["ours"]), median(rates["plain"])
             print(
                 f"  {size >> 20:3} MiB: pdbus {mine:5.2f} GB/s, plain socket {theirs:5.2f} GB/s,"
-                f" ratio {mine / theirs:4.2f} (goal {_TCP_GOAL})"
+                f" ratio {verdict(mine / theirs, _TCP_GOAL)};"
+                f" CPU s/GB {median(costs['ours']):4.2f} and {median(costs['plain']):4.2f}"
             )
     finally:
         ours.close()

@@ -25,6 +25,8 @@ __all__ = ["Memory", "cell_of", "main"]
 _ROWS = 8
 _ROW_BYTES = 64
 _LEAST = 8 << 20
+_CHUNK_BYTES = 4 << 20
+"""As engines are started."""
 
 
 class Memory:
@@ -53,7 +55,7 @@ class Memory:
             layout,
             PagePool(pages),
             PagePool([np.ones((_ROWS, _ROW_BYTES), np.uint8)]),
-            PlaneSettings(lanes=tuple(lanes), **more),
+            PlaneSettings(lanes=tuple(lanes), chunk_bytes=_CHUNK_BYTES, **more),
             name,
             wake=self.woken.set,
         )

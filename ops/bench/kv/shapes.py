@@ -70,7 +70,7 @@ LAYOUTS = {
     )
 }
 _SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-_DEFAULT = (("smollm2", 1), ("smollm2", 16), ("8b", 16), ("70b", 64))
+_DEFAULT = (("smollm2", 1), ("8b", 16))
 _DEFAULT_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
 

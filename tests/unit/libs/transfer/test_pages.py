@@ -37,6 +37,17 @@ def test_scattered_pages_are_copied(source: list[int], target: list[int], count:
         assert (b[target[count:]] == old[target[count:]]).all()
 
 
+@given(st.lists(st.tuples(st.integers(0, PAGES - 1), st.integers(1, 6)), max_size=7))
+def test_pages_in_runs_are_gathered_in_their_order(runs: list[tuple[int, int]]) -> None:
+    """Neighbours, one run or many, and pages named twice come as they were asked for."""
+    one, there, _ = store(1)
+    pages = [first + n for first, count in runs for n in range(min(count, PAGES - first))]
+    slab = np.zeros(7 * 6 * sum(SIZES), np.uint8)
+    moved = one.gather_pages(as_pages(pages, PAGES), slab)
+    assert moved == len(pages) * sum(SIZES)
+    assert slab[:moved].tobytes() == b"".join(buffer[pages].tobytes() for buffer in there)
+
+
 def test_rows_are_copied() -> None:
     """One row of each auxiliary buffer moves and no other changes."""
     one, _, there = store(1)

@@ -1,0 +1,44 @@
+"""The comparison says of each goal whether it is met, and what is possible at most."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.bench.kv.contest import Round, Score
+from ops.bench.kv.shapes import LAYOUTS, Cell
+from ops.bench.kv.table import print_ratios, verdict
+
+CELL = Cell(LAYOUTS["8b"], 16, 16 << 20, apart=False)
+
+
+def score(seconds: float, cpu_s: float = 1.0, moved: int = CELL.moved) -> Score:
+    """Return one round of one transfer."""
+    return Score(rounds=[Round(seconds, cpu_s, moved, 1)])
+
+
+def test_a_goal_is_met_or_missed() -> None:
+    """Less is better for costs only."""
+    assert verdict(0.91, 0.9) == " 0.91 (0.9 MET)"
+    assert verdict(0.89, 0.9) == " 0.89 (0.9 MISSED)"
+    assert verdict(1.01, 1.0, most=True) == " 1.01 (1 MISSED)"
+
+
+def test_ratios_stand_beside_goals_and_what_is_possible(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each lane is held against what moves bytes on that lane, and wakeups leave less of it."""
+    board = {
+        CELL: {
+            "pdbus cma": score(2e-3),
+            "pdbus sysv": score(4e-3),
+            "process_vm_readv": score(1e-3),
+            "ucx_perftest sysv": score(4e-3),
+            "NIXL": score(3e-3, cpu_s=0.5),
+            "four wakeups": score(1e-3, moved=0),
+        }
+    }
+    print_ratios(board)
+    sysv, cma = [line for line in capsys.readouterr().out.splitlines() if "16.0 MiB" in line][::2]
+    assert "x NIXL  0.75 (1.15 MISSED)" in sysv
+    assert "x ucx_perftest sysv     1 (0.9 MET)  at most 0.80" in sysv
+    assert "x NIXL   1.5 (1.15 MET)" in cma
+    assert "x process_vm_readv   0.5 (0.9 MISSED)  at most 0.50" in cma
+    assert "CPU / NIXL     2 (1 MISSED)" in cma
