@@ -58,7 +58,7 @@ class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c", g
 
 
 class StillHere(Message, frozen=True, kw_only=True, array_like=True, tag="h", gc=False):
-    """Sent once a second by each side of a living attempt: silence means loss."""
+    """Sent once a second by each side of a living attempt that says nothing else."""
 
     attempt: int
     role: Role

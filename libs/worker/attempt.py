@@ -8,6 +8,7 @@ from typing import Any
 
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
+from proto.gateway import TokenChunk
 from proto.ids import Incarnation, JobId, Nonce, RequestId, job_id
 from proto.prefill import ReplyTo
 
@@ -15,6 +16,8 @@ __all__ = ["MOST_LISTENERS", "Attempt", "subject_of"]
 
 MOST_LISTENERS = 64
 """Gateways (or readers of one key) that may follow one attempt."""
+_NEWS_MS = 250
+"""So old may tokens be that stand for a beat: until the next one nobody takes it for silence."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,12 @@ class Attempt:
     def gateways(self) -> set[Incarnation]:
         """Return the gateways that follow it."""
         return {reply.incarnation for reply in self.listeners.values()}
+
+    def has_news(self, now_ms: int) -> bool:
+        """Return whether its newest tokens are so new that they stand for a beat."""
+        last = self.log[-1] if self.log else None
+        # The clock may have been set back since.
+        return isinstance(last, TokenChunk) and 0 <= now_ms - last.sent_ms < _NEWS_MS
 
     def listen(self, reply: ReplyTo) -> None:
         """Let one more gateway follow; the same one again changes nothing.

@@ -361,10 +361,9 @@ class Worker:
                 reason = "no gateway follows any more"
                 self.speaker.fail(attempt, self._lost, reason)
                 await self.abort(attempt.rid, attempt.number, reason)
-            self.speaker.say(
-                attempt,
-                StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced),
-            )
+            if not attempt.has_news(self.clock.unix_ms()):
+                here = StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced)
+                self.speaker.say(attempt, here)
 
     async def _retire(self, attempt: Attempt) -> None:
         # A late copy of the start, or a replay, may still come for a while.
