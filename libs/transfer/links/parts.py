@@ -49,8 +49,9 @@ class Parts:
 
     @property
     def slab_bytes(self) -> int:
-        """Length of a slab of ours."""
-        return max(HEADER_BYTES + self.settings.chunk_bytes + SEAL_BYTES, self.least_slab_bytes)
+        """Length of a slab of ours: a row comes on top of a chunk's pages."""
+        around = HEADER_BYTES + self.store.row_bytes + SEAL_BYTES
+        return around + max(self.settings.chunk_bytes, self.store.page_bytes)
 
     @property
     def least_slab_bytes(self) -> int:

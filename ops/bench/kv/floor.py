@@ -23,7 +23,7 @@ import numpy as np
 
 from libs.transfer.reach import pull, table_of
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of
-from ops.bench.kv.shapes import Cell
+from ops.bench.kv.shapes import Cell, memory
 
 __all__ = ["Memcpy", "Perftest", "Read", "Tcp", "main"]
 
@@ -38,8 +38,7 @@ class Memcpy:
 
     def prepare(self, cell: Cell) -> None:
         """Touch both ends."""
-        self._source = np.ones(cell.moved, np.uint8)
-        self._target = np.zeros(cell.moved, np.uint8)
+        self._source, self._target = memory(cell.moved), memory(cell.moved)
 
     def run(self, cell: Cell, transfers: int) -> Round:
         """Copy."""
@@ -63,7 +62,7 @@ class Read:
 
     def prepare(self, cell: Cell) -> None:
         """Have the other process fill its memory."""
-        self._target = np.zeros(cell.moved, np.uint8)
+        self._target = memory(cell.moved)
         at = self._other(do="memory", size=cell.moved)
         self._tables = (table_of(((at, cell.moved),)),)
         self._tables += (table_of(((self._target.ctypes.data, cell.moved),)),)
@@ -100,7 +99,7 @@ class Tcp:
 
     def prepare(self, cell: Cell) -> None:
         """Make room."""
-        self._target = np.zeros(cell.moved, np.uint8)
+        self._target = memory(cell.moved)
 
     def run(self, cell: Cell, transfers: int) -> Round:
         """Have it sent, and receive it."""
@@ -193,7 +192,7 @@ class _Other:
         """Carry out an order and return its answer."""
         match order["do"]:
             case "memory":
-                self._memory = np.ones(order["size"], np.uint8)
+                self._memory = memory(order["size"])
                 return self._memory.ctypes.data
             case "listen":
                 listener = socket.create_server((order["host"], 0))
@@ -201,7 +200,7 @@ class _Other:
                 return listener.getsockname()[1]
             case _:
                 if len(self._memory) != order["size"]:
-                    self._memory = np.ones(order["size"], np.uint8)
+                    self._memory = memory(order["size"])
                 threading.Thread(target=self._send, args=(order["times"],), daemon=True).start()
                 return None
 

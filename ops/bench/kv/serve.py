@@ -16,7 +16,7 @@ import numpy as np
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings
 from libs.transfer.plane import UcxPlane
-from ops.bench.kv.shapes import LAYOUTS, Cell, places
+from ops.bench.kv.shapes import LAYOUTS, Cell, memory, places
 from proto.ids import Room
 from proto.kv import Lane
 
@@ -24,7 +24,6 @@ __all__ = ["Memory", "cell_of", "main"]
 
 _ROWS = 8
 _ROW_BYTES = 64
-_LEAST = 8 << 20
 _CHUNK_BYTES = 4 << 20
 """As engines are started."""
 
@@ -47,9 +46,8 @@ class Memory:
             page_tokens=cell.page_tokens,
             compat="",
         )
-        # No smaller than where memory comes in huge pages, as an engine's does.
-        shape = (max(2 * cell.pages, _LEAST // cell.page_bytes), cell.page_bytes)
-        pages = [np.ones(shape, np.uint8) for _ in range(buffers)]
+        size = 2 * cell.pages * cell.page_bytes
+        pages = [memory(size).reshape(-1, cell.page_bytes) for _ in range(buffers)]
         self.woken = threading.Event()
         self.plane = UcxPlane(
             layout,
