@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.api import BusError, Endpoint
 from libs.bus.connect import BusNotStarted, Link
 from libs.bus.endpoints import ServedEndpoint, TaskOwner, about
+from libs.bus.frames import Delivery
 from libs.bus.jetstream import BucketSpec, Emitter, NatsStore, event_stream, read_events
 from libs.bus.patience import until_up
 from libs.bus.service import ServiceApi, ServiceIdentity
@@ -164,7 +164,7 @@ class NatsBus:
         """
         understand = msgspec.msgpack.Decoder(kind).decode
 
-        async def receive(msg: Msg) -> None:
+        def receive(msg: Delivery) -> None:
             try:
                 message = understand(msg.data)
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -326,8 +326,8 @@ def _trace_headers() -> dict[str, str] | None:
     return {TRACEPARENT: parent, TRACESTATE: state} if state else {TRACEPARENT: parent}
 
 
-def _understand(msg: Msg, reply: type[ReplyT]) -> ReplyT:
-    headers = msg.headers or {}
+def _understand(msg: Delivery, reply: type[ReplyT]) -> ReplyT:
+    headers = msg.headers
     try:
         if SERVICE_ERROR_CODE not in headers:
             return decode(msg.data, reply)

@@ -12,25 +12,22 @@ from typing import Any
 
 from nats import errors
 from nats.aio.client import Server
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nkeys import NkeysError
 
 from libs.bus.api import BusDown, BusError, Forbidden, NoResponders, RequestTimeout, TooLarge
+from libs.bus.frames import Delivery, Handler, head_of
 from libs.bus.settings import BusSettings, tls_context
-from libs.bus.wire import WireClient, header_bytes
+from libs.bus.wire import WireClient
 from libs.clock import Clock
 from libs.telemetry import count, get_logger, names
 from proto.subjects import template
 
-__all__ = ["BusNotStarted", "Link", "MessageCallback"]
+__all__ = ["BusNotStarted", "Link"]
 
 _CONGESTED_BYTES = 8 * 1024 * 1024
 _CONGESTED_WAIT_S = 1.0
 _KEPT_PERMISSION_ERRORS = 64
-
-MessageCallback = Any
-"""What nats-py calls for each message: a coroutine function of one `Msg`."""
 
 
 class BusNotStarted(BusError):
@@ -63,7 +60,6 @@ class Link:
         self._denials = 0
         self._lost = False
         self._down_since: float | None = None
-        self._drop_log_at: dict[str, float] = {}
 
     @property
     def connected(self) -> bool:
@@ -116,11 +112,7 @@ class Link:
         Raises:
             Forbidden: the server denies our inbox. BusDown, RequestTimeout.
         """
-
-        async def ignore(_msg: Msg) -> None:
-            return
-
-        subscription = await self.listen(self.client.new_inbox(), ignore)
+        subscription = await self.listen(self.client.new_inbox(), lambda _: None)
         await self.client.stop_subscription(subscription, self.settings.barrier_timeout_s)
 
     async def close(self) -> None:
@@ -164,26 +156,40 @@ class Link:
         Raises:
             BusDown, TooLarge.
         """
-        client = self.client
-        if not client.is_connected:
-            raise BusDown("there is no connection to NATS")
-        size = len(data) if headers is None else len(data) + header_bytes(headers)
-        if size > client.max_payload:
-            self._refuse_size(subject, size)
-        if client.pending_data_size > _CONGESTED_BYTES:
+        if self.client.pending_data_size > _CONGESTED_BYTES:
             await self._relieve()
+        self.post(subject, data, headers, reply=reply)
+
+    def post(
+        self,
+        subject: str,
+        data: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        reply: str = "",
+    ) -> None:
+        """Send as `publish` does, without waiting for a server that lags behind.
+
+        Raises:
+            BusDown, TooLarge.
+        """
+        client = self.client
+        head = head_of(headers)
+        size = len(data) + len(head or b"")
+        if client.is_connected and size > client.max_payload:
+            self._refuse_size(subject, size)
         try:
-            await client.publish(subject, data, reply, headers)
+            client.send(subject, reply, data, head)
         except (
             errors.OutboundBufferLimitError,
             errors.ConnectionClosedError,
             errors.ConnectionDrainingError,
         ) as error:
-            raise BusDown(str(error)) from error
+            raise BusDown(str(error) or "there is no connection to NATS") from error
 
     async def ask(
         self, subject: str, data: bytes, headers: dict[str, str] | None, timeout_s: float
-    ) -> Msg:
+    ) -> Delivery:
         """Send a request and return the first reply.
 
         Raises:
@@ -194,7 +200,8 @@ class Link:
             raise BusDown("there is no connection to NATS")
         if timeout_s <= 0:
             raise RequestTimeout("there was no time left to ask")
-        size = len(data) + header_bytes(headers)
+        head = head_of(headers)
+        size = len(data) + len(head or b"")
         if size > client.max_payload:
             self._refuse_size(subject, size)
         if client.pending_data_size > _CONGESTED_BYTES:
@@ -202,7 +209,7 @@ class Link:
             await self._relieve()
             timeout_s = max(0.0, timeout_s - (self._clock.monotonic() - started))
         try:
-            return await client.request(subject, data, timeout=timeout_s, headers=headers)
+            return await client.ask(subject, data, head, timeout_s)
         except errors.NoRespondersError as error:
             raise NoResponders(template(subject)) from error
         except errors.TimeoutError as error:
@@ -215,17 +222,17 @@ class Link:
             raise BusDown(str(error)) from error
 
     async def listen(
-        self, subject: str, callback: MessageCallback, *, queue: str | None = None
+        self, subject: str, handler: Handler, *, queue: str | None = None
     ) -> Subscription:
         """Subscribe; messages that anyone publishes from now on will arrive.
 
         Raises:
             Forbidden: the server denies it. BusDown, RequestTimeout.
         """
-        return (await self.listen_all({subject: callback}, queue=queue))[0]
+        return (await self.listen_all({subject: handler}, queue=queue))[0]
 
     async def listen_all(
-        self, callbacks: Mapping[str, MessageCallback], *, queue: str | None = None
+        self, handlers: Mapping[str, Handler], *, queue: str | None = None
     ) -> list[Subscription]:
         """Subscribe to some subjects at the price of one round trip, or to none of them."""
         client = self.client
@@ -235,10 +242,10 @@ class Link:
         made: list[Subscription] = []
         heard = False
         try:
-            for subject, callback in callbacks.items():
-                made.append(await self._subscribe(subject, callback, queue or ""))
+            for subject, handler in handlers.items():
+                made.append(await self._subscribe(subject, handler, queue or ""))
             await self.barrier()
-            self._check_denials(callbacks, denials)
+            self._check_denials(handlers, denials)
             heard = True
         finally:
             if not heard:
@@ -246,15 +253,9 @@ class Link:
                     await client.stop_subscription(subscription, 0.0)
         return made
 
-    async def _subscribe(self, subject: str, callback: MessageCallback, queue: str) -> Subscription:
+    async def _subscribe(self, subject: str, handler: Handler, queue: str) -> Subscription:
         try:
-            return await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType]
-                subject,
-                queue,
-                cb=callback,
-                pending_msgs_limit=self.settings.pending_messages,
-                pending_bytes_limit=self.settings.pending_bytes,
-            )
+            return await self.client.hear(subject, queue, handler)
         except (errors.ConnectionClosedError, errors.ConnectionDrainingError) as error:
             raise BusDown(str(error)) from error
 
@@ -319,9 +320,7 @@ class Link:
     async def _on_error(self, error: Exception) -> None:
         """Sort what nats-py reports on the side. While opening, a refused key ends the start."""
         text = str(error)
-        if isinstance(error, errors.SlowConsumerError):
-            self._note_drop(error.subject)
-        elif "permissions violation" in text:
+        if "permissions violation" in text:
             self._note_denial(text)
         elif self._opening and "authorization" in text.lower():
             raise BusNotStarted("the NATS server refuses our credentials") from error
@@ -332,14 +331,6 @@ class Link:
         else:
             count(names.BUS_ERRORS, error_type=type(error).__name__)
             get_logger().error("bus callback failed", exc_info=error)
-
-    def _note_drop(self, subject: str) -> None:
-        dropped = template(subject)
-        count(names.BUS_SLOW_CONSUMER_DROPS, template=dropped)
-        now = self._clock.monotonic()
-        if now - self._drop_log_at.get(dropped, -60.0) >= 1.0:
-            self._drop_log_at[dropped] = now
-            get_logger().error("messages dropped: handler too slow", template=dropped)
 
     def _note_denial(self, text: str) -> None:
         operation = "publish" if " for publish " in text else "subscription"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.api import BusDown, BusError, Endpoint, TooLarge
 from libs.bus.connect import Link
+from libs.bus.frames import Delivery
 from libs.telemetry import SpanKind, attach, attributes, count, get_logger, names, observe, span
 from proto.base import Message, encode
 from proto.errors import ErrorCode, ErrorReply, PdbusError, spec_of
@@ -103,35 +103,35 @@ class ServedEndpoint:
         await self.idle()
         self._closed(self)
 
-    async def _receive(self, msg: Msg) -> None:
+    def _receive(self, msg: Delivery) -> None:
         self.num_requests += 1
         if len(self._running) >= self.endpoint.concurrency:
             count(names.BUS_REFUSED, template=self._template)
-            await self._refuse(msg, ErrorReply(code=ErrorCode.SATURATED))
+            self._refuse(msg, ErrorReply(code=ErrorCode.SATURATED))
             return
         task = self._tasks.spawn(self._run(msg), name=self._task_name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _run(self, msg: Msg) -> None:
+    async def _run(self, msg: Delivery) -> None:
         started = time.perf_counter_ns()
-        headers = msg.headers or {}
+        headers = msg.headers
         with attach(headers.get(TRACEPARENT), headers.get(TRACESTATE)):
             refusal = await self._handle(msg)
             if refusal is not None:
-                await self._refuse(msg, refusal)
+                self._refuse(msg, refusal)
         spent = time.perf_counter_ns() - started
         self.processing_ns += spent
         observe(names.MESSAGING_PROCESS_DURATION, spent / 1e9, **self._labels)
 
-    async def _handle(self, msg: Msg) -> ErrorReply | None:
+    async def _handle(self, msg: Delivery) -> ErrorReply | None:
         """Run the handler and send its reply; return what to refuse with, if it failed."""
         try:
             with span(self._span, self._attributes, kind=SpanKind.CONSUMER) as current:
                 request = self._understand(msg.data)
                 current.set_attributes(about(request, msg.data))
                 reply = await self.endpoint.handler(request)
-                await self._respond(msg, encode(reply), None)
+                self._respond(msg, encode(reply), None)
         except PdbusError as error:
             return ErrorReply(
                 code=error.code,
@@ -154,21 +154,21 @@ class ServedEndpoint:
             get_logger().error("request not understood", endpoint=self.endpoint.name)
             raise PdbusError(ErrorCode.INVALID_REQUEST) from error
 
-    async def _refuse(self, msg: Msg, reply: ErrorReply) -> None:
+    def _refuse(self, msg: Delivery, reply: ErrorReply) -> None:
         spec = spec_of(reply.code)
         self.num_errors += 1
         self.last_error = reply.code
         headers = {SERVICE_ERROR: spec.text, SERVICE_ERROR_CODE: str(spec.http)}
         try:
-            await self._respond(msg, encode(reply), headers)
+            self._respond(msg, encode(reply), headers)
         except BusError as error:
             get_logger().error("refusal not sent", endpoint=self.endpoint.name, error=str(error))
 
-    async def _respond(self, msg: Msg, data: bytes, headers: dict[str, str] | None) -> None:
+    def _respond(self, msg: Delivery, data: bytes, headers: dict[str, str] | None) -> None:
         if not msg.reply:
             return
         try:
-            await self._link.publish(msg.reply, data, headers)
+            self._link.post(msg.reply, data, headers)
         except BusDown:
             # The caller's deadline passes and it asks again: handlers are idempotent.
             get_logger().warning("reply not sent: bus down", endpoint=self.endpoint.name)

@@ -7,11 +7,10 @@ types, so that they cannot drift from what its readers expect.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from nats.aio.msg import Msg
 from nats.micro.service import (
     NAME_REGEX,
     SEMVER_REGEX,
@@ -27,6 +26,7 @@ from nats.micro.service import (
 from libs.bus.api import BusDown
 from libs.bus.connect import Link
 from libs.bus.endpoints import ServedEndpoint
+from libs.bus.frames import Delivery, Handler
 from libs.clock import Clock
 from proto.ids import InstanceId
 
@@ -144,12 +144,12 @@ class ServiceApi:
             endpoints=[_stats_of(served) for served in self._endpoints()],
         )
 
-    def _reply(self, answer: Callable[[], dict[str, object]]) -> Callable[[Msg], Awaitable[None]]:
-        async def receive(msg: Msg) -> None:
+    def _reply(self, answer: Callable[[], dict[str, object]]) -> Handler:
+        def receive(msg: Delivery) -> None:
             if not msg.reply:
                 return
             try:
-                await self._link.publish(msg.reply, json.dumps(answer()).encode())
+                self._link.post(msg.reply, json.dumps(answer()).encode())
             except BusDown:
                 # Whoever asked has lost the connection as well, or asks again.
                 return

@@ -31,9 +31,6 @@ class BusSettings(msgspec.Struct, frozen=True, kw_only=True):
     barrier_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     min_max_payload: int = MAX_PAYLOAD
     """Bytes that the server must accept in one message, checked at start."""
-    pending_messages: Annotated[int, Meta(ge=1)] = 65_536
-    """Most messages that wait for one subscription's handler; more are dropped and counted."""
-    pending_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     nkey_seed_file: str | None = None
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None

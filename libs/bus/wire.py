@@ -7,28 +7,147 @@ regression test of its name. Nothing here is buffered across an outage.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from nats import errors
 from nats.aio.client import Client, Srv
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import PERMISSIONS_ERR
 
-__all__ = ["WireClient", "header_bytes"]
+from libs.bus.frames import Delivery, FrameParser, Handler, frame_of
+
+__all__ = ["WireClient"]
 
 ResultT = TypeVar("ResultT")
 
-_LEADING = len(b"NATS/1.0\r\n") + len(b"\r\n")
-_PER_HEADER = len(b": ") + len(b"\r\n")
+_SUBJECT = re.compile(r"[^\s\x00]+")
+_NO_RESPONDERS = b"NATS/1.0 503"
 
 
 class WireClient(Client):
     """A connection that is never given up, and that no late or odd answer can disable."""
 
     _pongs: list[asyncio.Future[Any]]
+    _pending: list[bytes]
     _reading_task: asyncio.Task[Any] | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = FrameParser(self)
+        self._handlers: dict[int, Handler] = {}
+        self._leaving = False
+        """What was published in this turn of the loop leaves at its end."""
+        self._asked: dict[str, asyncio.Future[Delivery]] = {}
+        self._numbered = 0
+        self._replies = ""
+        """Prefix of the subjects on which replies come; empty before the first question."""
+
+    @property
+    def pending_data_size(self) -> int:
+        """Return the bytes that the server has not taken yet, those in the socket's hands too."""
+        return self._pending_data_size + self._in_socket()
+
+    def handler_of(self, sid: int) -> Handler | None:
+        """Return who takes the messages of a subscription where they are read."""
+        return self._handlers.get(sid)
+
+    async def queue(self, sid: int, delivery: Delivery) -> None:
+        """Take a message of a subscription that has no handler, as nats-py does."""
+        await self._process_msg(
+            sid, delivery.subject.encode(), delivery.reply.encode(), delivery.data, delivery.head
+        )
+
+    async def complain(self, error: Exception) -> None:
+        """Take in what a handler raised."""
+        await self._error_cb(error)
+
+    async def hear(self, subject: str, queue: str, handler: Handler) -> Subscription:
+        """Subscribe; `handler` is called where a message is read, and must return at once."""
+        sid = self._sid + 1
+        self._handlers[sid] = handler
+        try:
+            return await self.subscribe(subject, queue)  # pyright: ignore[reportUnknownMemberType]
+        except errors.Error:
+            self._handlers.pop(sid, None)
+            raise
+
+    def send(self, subject: str, reply: str, data: bytes, head: bytes | None) -> None:
+        """Publish, together with all else that is published in this turn of the loop.
+
+        Raises:
+            BadSubjectError: the subject cannot stand in a line.
+            ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError.
+        """
+        if not _SUBJECT.fullmatch(subject):
+            raise errors.BadSubjectError
+        if self.is_closed:
+            raise errors.ConnectionClosedError
+        if self.is_draining_pubs:
+            raise errors.ConnectionDrainingError
+        if not self.is_connected:
+            raise errors.OutboundBufferLimitError
+        frame = frame_of(subject, reply, data, head)
+        self._pending.append(frame)
+        self._pending_data_size += len(frame)
+        if not self._leaving:
+            self._leaving = True
+            asyncio.get_running_loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = False
+        if not self._pending or not self.is_connected or self._transport is None:
+            return
+        pending, self._pending = self._pending, []
+        self._pending_data_size = 0
+        try:
+            self._transport.writelines(pending)
+        except (OSError, RuntimeError):
+            # The socket is gone; whoever reads from it acts on that.
+            return
+
+    def _in_socket(self) -> int:
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        return 0 if writer is None else writer.transport.get_write_buffer_size()
+
+    async def ask(
+        self, subject: str, data: bytes, head: bytes | None, timeout_s: float
+    ) -> Delivery:
+        """Send a request and return the first reply.
+
+        Raises:
+            NoRespondersError, TimeoutError: as nats-py means them.
+            BadSubjectError, ConnectionClosedError, ConnectionDrainingError,
+            OutboundBufferLimitError.
+        """
+        if not self._replies:
+            await self._hear_replies()
+        loop = asyncio.get_running_loop()
+        self._numbered += 1
+        inbox = f"{self._replies}{self._numbered}"
+        answer: asyncio.Future[Delivery] = loop.create_future()
+        self._asked[inbox] = answer
+        timer = loop.call_later(timeout_s, _expire, answer)
+        try:
+            self.send(subject, inbox, data, head)
+            found = await answer
+        finally:
+            timer.cancel()
+            del self._asked[inbox]
+        if found.head.startswith(_NO_RESPONDERS):
+            raise errors.NoRespondersError
+        return found
+
+    async def _hear_replies(self) -> None:
+        prefix = f"{self.new_inbox()}."
+        await self.hear(f"{prefix}*", "", self._take_reply)
+        self._replies = prefix
+
+    def _take_reply(self, reply: Delivery) -> None:
+        answer = self._asked.get(reply.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat an error line of the server as the loss of this connection, at most.
@@ -101,10 +220,6 @@ class WireClient(Client):
             if _is_cancelled():
                 raise
 
-    async def request(self, *arguments: Any, **options: Any) -> Msg:
-        """Ask as nats-py does, and obey a cancellation that comes together with the reply."""
-        return await _obedient(super().request(*arguments, **options))
-
     async def flush(self, *arguments: Any, **options: Any) -> None:
         """Flush as nats-py does, and obey a cancellation that comes together with the pong."""
         await _obedient(super().flush(*arguments, **options))
@@ -142,6 +257,7 @@ class WireClient(Client):
             # The server is away: nothing more can arrive, and the rest is dropped below.
             pass
         finally:
+            self._handlers.pop(sid, None)
             subscription._stop_processing()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             self._remove_sub(sid)
             if self.is_connected and self.stats["reconnects"] != epoch:
@@ -178,10 +294,6 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def header_bytes(headers: dict[str, str] | None) -> int:
-    """Return how many bytes headers take on the wire; the server counts them as payload."""
-    if not headers:
-        return 0
-    return _LEADING + sum(
-        len(key.encode()) + len(value.encode()) + _PER_HEADER for key, value in headers.items()
-    )
+def _expire(answer: asyncio.Future[Delivery]) -> None:
+    if not answer.done():
+        answer.set_exception(errors.TimeoutError())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from libs.bus.api import Bus
 from libs.clock.api import Clock
-from libs.telemetry import Attribute, attributes, names, observe, record_span, trace_id
+from libs.telemetry import Attribute, attributes, names, observe, record_span, recording, trace_id
 from proto.errors import ErrorCode
 from proto.events import Event, EventKind
 from proto.ids import InstanceId, RequestId
@@ -82,7 +82,8 @@ class Chronicle:
     ) -> None:
         """Tell that a stage of an attempt took from `start_ms` to `end_ms` (Unix ms)."""
         end_ms = max(start_ms, end_ms)
-        record_span(_SPANS[kind], start_ms, end_ms, _attributes(kind, rid, attempt, data))
+        if recording():
+            record_span(_SPANS[kind], start_ms, end_ms, _attributes(kind, rid, attempt, data))
         observe(names.STAGE_SECONDS, (end_ms - start_ms) / 1000, stage=str(kind).split(".")[1])
         self._emit(kind, rid, attempt, start_ms, end_ms, data)
 

@@ -17,6 +17,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import REGISTRY, generate_latest
 
+from libs.telemetry.distributions import Distribution, PlainMeterProvider
 from libs.telemetry.kinds import Counter, Gauge, Histogram
 from libs.telemetry.names import METRICS_BY_NAME
 from libs.telemetry.traces import otlp_enabled
@@ -63,6 +64,7 @@ def metrics_text() -> str:
 
 def make_meter_provider(resource: Resource) -> MeterProvider:
     """Return a provider that feeds `metrics_text`, and an OTLP endpoint where one is set up."""
+    kind = MeterProvider if otlp_enabled("METRICS") else PlainMeterProvider
     # Both readers are loaded only where a process is set up: libraries stay cheap to import.
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
 
@@ -73,7 +75,7 @@ def make_meter_provider(resource: Resource) -> MeterProvider:
         )
 
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
-    return MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    return kind(metric_readers=readers, resource=resource, shutdown_on_exit=False)
 
 
 # Instruments are made once a process and name, as OpenTelemetry wants; the caches below hold what
@@ -113,8 +115,11 @@ def _counter(spec: Counter) -> _Totals:
 
 
 @cache
-def _histogram(spec: Histogram) -> metrics.Histogram:
+def _histogram(spec: Histogram) -> metrics.Histogram | Distribution:
     _check(spec)
+    provider = metrics.get_meter_provider()
+    if isinstance(provider, PlainMeterProvider):
+        return provider.distribution(spec)
     return metrics.get_meter(_SCOPE).create_histogram(
         spec.name, spec.unit, spec.text, explicit_bucket_boundaries_advisory=spec.buckets
     )

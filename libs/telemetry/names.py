@@ -319,9 +319,6 @@ CLEANUP_LEADER = Gauge("pdbus.cleanup.leader", "", "1 while this process leads."
 
 BUS_RECONNECTS = Counter("pdbus.bus.reconnects", "{reconnect}", "Connections regained.")
 BUS_DISCONNECTS = Counter("pdbus.bus.disconnects", "{disconnect}", "Connections lost.")
-BUS_SLOW_CONSUMER_DROPS = Counter(
-    "pdbus.bus.slow_consumer_drops", "{message}", "Messages dropped here.", ("template",)
-)
 BUS_DECODE_ERRORS = Counter(
     "pdbus.bus.decode_errors",
     "{message}",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import Token
+from types import TracebackType
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -16,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
-__all__ = ["QuietTracerProvider"]
+__all__ = ["QuietBlock", "QuietTracerProvider"]
 
 
 class QuietTracerProvider(trace.TracerProvider):
@@ -25,12 +27,45 @@ class QuietTracerProvider(trace.TracerProvider):
     def __init__(self) -> None:
         self._tracer = _QuietTracer()
 
+    def block(self) -> QuietBlock:
+        """Return what runs a block within the current trace, or within a new one."""
+        return QuietBlock(self._tracer)
+
     def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
         """Return the tracer."""
         return self._tracer
 
     def shutdown(self) -> None:
         """Do nothing: there is nothing to export."""
+
+
+class QuietBlock:
+    """A block of work: it has its parent's ids, or ids of its own where it has no parent."""
+
+    __slots__ = ("_token", "_tracer")
+
+    def __init__(self, tracer: _QuietTracer) -> None:
+        self._tracer = tracer
+        self._token: Token[Context] | None = None
+
+    def __enter__(self) -> Span:
+        current = trace.get_current_span()
+        context = current.get_span_context()
+        if context.is_valid:
+            # It is the current one already.
+            return current if type(current) is NonRecordingSpan else NonRecordingSpan(context)
+        made = self._tracer.start_span("")
+        self._token = otel_context.attach(trace.set_span_in_context(made))
+        return made
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._token is not None:
+            otel_context.detach(self._token)
 
 
 class _QuietTracer(trace.Tracer):

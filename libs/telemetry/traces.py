@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -17,7 +18,16 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.telemetry.attributes import ERROR_TYPE
@@ -33,6 +43,7 @@ __all__ = [
     "mark_failed",
     "otlp_enabled",
     "record_span",
+    "recording",
     "set_attributes",
     "span",
     "trace_id",
@@ -47,20 +58,36 @@ _EXPORT_EVERY_MS = 1000
 _QUEUE_SPANS = 4096
 
 _propagator = TraceContextTextMapPropagator()
+_PLAIN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+"""A `traceparent` of the only version there is; whatever else is the propagator's to judge."""
 
 
-@contextmanager
+def recording() -> bool:
+    """Return whether spans go anywhere; where they do not, their facts need not be gathered."""
+    return not isinstance(trace.get_tracer_provider(), QuietTracerProvider)
+
+
 def span(
     name: str,
     attributes: Mapping[str, Attribute] | None = None,
     *,
     kind: SpanKind = SpanKind.INTERNAL,
-) -> Generator[Span]:
+) -> AbstractContextManager[Span]:
     """Run a block as a child span of the current one, and make it the current one.
 
     A failure sets the status and `error.type` (the code of a `PdbusError`, else the class name);
     its text is not recorded, because it may hold text of a request.
     """
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, QuietTracerProvider):
+        return provider.block()
+    return _recorded(name, attributes, kind)
+
+
+@contextmanager
+def _recorded(
+    name: str, attributes: Mapping[str, Attribute] | None, kind: SpanKind
+) -> Generator[Span]:
     tracer = _tracer()
     with tracer.start_as_current_span(
         name,
@@ -85,6 +112,8 @@ def record_span(
     error_type: str | None = None,
 ) -> None:
     """Record a stage that is over as a child of the current span; times are Unix milliseconds."""
+    if not recording():
+        return
     tracer = _tracer()
     stage = tracer.start_span(name, attributes=attributes, start_time=_to_ns(start_ms))
     if error_type is not None:
@@ -150,9 +179,11 @@ def attach(traceparent: str | None, tracestate: str | None = None) -> Generator[
 
 def traceparent() -> tuple[str | None, str | None]:
     """Return the current context as W3C `traceparent` and `tracestate`, None if there is none."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier)
-    return carrier.get("traceparent"), carrier.get("tracestate")
+    current = trace.get_current_span().get_span_context()
+    if not current.is_valid:
+        return None, None
+    parent = f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
+    return parent, current.trace_state.to_header() if current.trace_state else None
 
 
 def trace_id() -> str | None:
@@ -204,9 +235,18 @@ def _unless_set(variable: str, value: int) -> int | None:
 
 
 def _extract(traceparent: str | None, tracestate: str | None) -> Context:
-    carrier: dict[str, str] = {}
-    if traceparent:
-        carrier["traceparent"] = traceparent
+    if not traceparent:
+        return Context()
+    plain = None if tracestate else _PLAIN.fullmatch(traceparent)
+    if plain is not None:
+        caller = SpanContext(
+            trace_id=int(plain[1], 16),
+            span_id=int(plain[2], 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(plain[3], 16)),
+        )
+        return trace.set_span_in_context(NonRecordingSpan(caller), Context())
+    carrier = {"traceparent": traceparent}
     if tracestate:
         carrier["tracestate"] = tracestate
     return _propagator.extract(carrier, context=Context())

@@ -12,7 +12,7 @@ from proto.gateway import TokenChunk
 from proto.ids import Incarnation, JobId, Nonce, RequestId, job_id
 from proto.prefill import ReplyTo
 
-__all__ = ["MOST_LISTENERS", "Attempt", "subject_of"]
+__all__ = ["MOST_LISTENERS", "Attempt", "AttemptTable", "subject_of"]
 
 MOST_LISTENERS = 64
 """Gateways (or readers of one key) that may follow one attempt."""
@@ -78,6 +78,31 @@ class Attempt:
         if reply.nonce not in self.listeners and len(self.listeners) >= MOST_LISTENERS:
             raise PdbusError(ErrorCode.SATURATED, f"{MOST_LISTENERS} follow this attempt already")
         self.listeners[reply.nonce] = reply
+
+
+class AttemptTable(dict[tuple[RequestId, int], Attempt]):
+    """All attempts of one worker; which is the newest of a request is known without a search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[RequestId, set[int]] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        """Take in an attempt that begins."""
+        self[attempt.rid, attempt.number] = attempt
+        self._numbers.setdefault(attempt.rid, set()).add(attempt.number)
+
+    def forget(self, attempt: Attempt) -> None:
+        """Drop an attempt that nobody can ask about any more; harmless if it is gone."""
+        self.pop((attempt.rid, attempt.number), None)
+        numbers = self._numbers.get(attempt.rid, set())
+        numbers.discard(attempt.number)
+        if not numbers:
+            self._numbers.pop(attempt.rid, None)
+
+    def newest(self, rid: RequestId) -> int:
+        """Return the highest number of a request's attempts here; -1 if there is none."""
+        return max(self._numbers.get(rid, ()), default=-1)
 
 
 def subject_of(reply: ReplyTo) -> str:

@@ -6,6 +6,8 @@ Sound because a tombstone lives longer than any start can be on its way: starts 
 
 from __future__ import annotations
 
+from itertools import islice
+
 from proto.ids import RequestId
 
 __all__ = ["TOMBSTONE_S", "Tombstones"]
@@ -36,7 +38,7 @@ class Tombstones:
 
     def _sweep(self, now_s: float) -> None:
         # Insertion order is expiry order, so the oldest are in front.
-        for rid, (_, until) in list(self._graves.items())[:8]:
+        for rid, (_, until) in list(islice(self._graves.items(), 8)):
             if until < now_s or len(self._graves) > _MOST:
                 del self._graves[rid]
             else:

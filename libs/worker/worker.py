@@ -21,7 +21,7 @@ from libs.fleet import Announcer
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import get_logger
-from libs.worker.attempt import Attempt
+from libs.worker.attempt import Attempt, AttemptTable
 from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
@@ -84,7 +84,7 @@ class Worker:
         self.speaker = Speaker(
             bus=bus, clock=clock, chronicle=self.chronicle, role=role, tasks=tasks
         )
-        self.attempts: dict[tuple[RequestId, int], Attempt] = {}
+        self.attempts = AttemptTable()
         self.tombstones = Tombstones()
         self.verbs: Sequence[Verb] = ()
         self.ready: EngineReady | None = None
@@ -173,7 +173,7 @@ class Worker:
             raise PdbusError(ErrorCode.DEADLINE, "the message is a late copy")
         if self.tombstones.refuses(rid, attempt):
             raise PdbusError(ErrorCode.CANCELLED, "a cancel came first")
-        if any(r == rid and n > attempt for r, n in self.attempts):
+        if self.attempts.newest(rid) > attempt:
             raise PdbusError(ErrorCode.STALE_ATTEMPT, "a newer attempt runs here")
         differing = self.ready.card.mismatches(compat)
         if differing:
@@ -221,7 +221,7 @@ class Worker:
             offset=offset,
             produced=offset,
         )
-        self.attempts[rid, number] = attempt
+        self.attempts.add(attempt)
         attempt.task = self.tasks.spawn(self._attend(attempt, work), name="attempt")
         return attempt
 
@@ -369,7 +369,7 @@ class Worker:
         # A late copy of the start, or a replay, may still come for a while.
         await self.clock.sleep(_RETAIN_S)
         self.tombstones.bury(attempt.rid, attempt.number, self.clock.monotonic())
-        self.attempts.pop((attempt.rid, attempt.number), None)
+        self.attempts.forget(attempt)
 
     async def _abort_job(self, attempt: Attempt) -> None:
         if self.engine is None:

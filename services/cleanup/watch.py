@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from libs.fleet import Fleet, Health
 from proto.ids import Incarnation, LeaseId, RequestId
@@ -83,7 +84,7 @@ class LeaseWatch:
     def ended(self, lease: LeaseId, now_s: float) -> Watched | None:
         """Take in the owner's own word; return the lease if it was watched."""
         self._ended_s[lease] = now_s
-        for old, since in list(self._ended_s.items())[:4]:
+        for old, since in list(islice(self._ended_s.items(), 4)):
             if now_s - since > _REMEMBER_S:
                 del self._ended_s[old]
         return self._open.pop(lease, None)

@@ -209,18 +209,21 @@ class Placing:
         while True:
             if wait.cancelled:
                 raise PdbusError(ErrorCode.CANCELLED, "it ended while it waited for a slot")
-            found = candidates(ask, self._fleet, self._pending, self._clock.monotonic())
-            if wait.new:
-                self._check_queue(ask, found)
-                wait.new = False
-            if self._turns.is_first(ask.rid):
-                reserved = await self._reserve_best(ask, self._ranked(ask, found))
+            first = self._turns.is_first(ask.rid)
+            if first or wait.new:
+                found = candidates(ask, self._fleet, self._pending, self._clock.monotonic())
+                if wait.new:
+                    self._check_queue(ask, found)
+                    wait.new = False
+                reserved = (
+                    await self._reserve_best(ask, self._ranked(ask, found)) if first else None
+                )
                 if reserved is not None:
                     return reserved[0], reserved[1], len(found)
             left_s = (ask.not_after_ms - self._clock.unix_ms()) / 1000
             if left_s <= 0:
                 return None
-            await self._turns.changed(min(left_s, 0.25))
+            await self._turns.changed(ask.rid, min(left_s, 0.25))
 
     def _check_queue(self, ask: Place, found: Sequence[Candidate]) -> None:
         # Asked at the first arrival only: who waits is never refused in favour of who comes.

@@ -30,7 +30,7 @@ class Turns:
         self._head_s: dict[RequestId, float] = {}
         self._left_s: dict[RequestId, float] = {}
         self._present: set[RequestId] = set()
-        self._changed = asyncio.Event()
+        self._waiting: dict[RequestId, asyncio.Event] = {}
 
     def __len__(self) -> int:
         return len(self._present)
@@ -51,6 +51,7 @@ class Turns:
     def leave(self, rid: RequestId, *, for_good: bool) -> None:
         """Give the place up, or only step out between two slices."""
         self._present.discard(rid)
+        self._wake_one(rid)
         if for_good:
             self._forget(rid)
         elif rid in self._first_s:
@@ -81,14 +82,23 @@ class Turns:
         self._head_s.pop(rid, None)
 
     def wake(self) -> None:
-        """Something changed: slots were freed, or somebody left."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Something changed: slots were freed, or somebody left. Only the first can use it."""
+        if self._present:
+            self._wake_one(min(self._present, key=self._key))
 
-    async def changed(self, timeout_s: float) -> None:
-        """Wait for a change, or for the time to pass."""
+    def _wake_one(self, rid: RequestId) -> None:
+        waiting = self._waiting.pop(rid, None)
+        if waiting is not None:
+            waiting.set()
+
+    async def changed(self, rid: RequestId, timeout_s: float) -> None:
+        """Wait until something changes for whoever is first, or `rid` leaves, or the time is up."""
+        waiting = self._waiting.setdefault(rid, asyncio.Event())
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._changed.wait()
+                await waiting.wait()
         except TimeoutError:
             return
+        finally:
+            if self._waiting.get(rid) is waiting:
+                del self._waiting[rid]

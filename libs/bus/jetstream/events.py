@@ -7,11 +7,11 @@ from collections import deque
 from itertools import islice
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.api import BusDown, BusError, NoResponders, TooLarge
 from libs.bus.connect import Link
+from libs.bus.frames import Delivery
 from libs.bus.jetstream.streams import Ack, StreamSpec, ensure_stream, read_stream
 from libs.clock import Clock
 from libs.telemetry import count, get_logger, names
@@ -182,12 +182,12 @@ class Emitter:
             del self._open[inbox]
             count(names.BUS_EVENTS_PUBLISHED, outcome="too_large")
 
-    async def _acknowledge(self, msg: Msg) -> None:
+    def _acknowledge(self, msg: Delivery) -> None:
         waiting = self._open.pop(msg.subject, None)
         if waiting is None:
             return
         self._answered.set()
-        if (msg.headers or {}).get(_STATUS) is not None:
+        if msg.headers.get(_STATUS) is not None:
             # Nobody holds the stream now.
             self._ensured = False
             self._failed.append(waiting)

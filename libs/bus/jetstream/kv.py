@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 
 from libs.bus.api import (
     BusDown,
@@ -19,6 +18,7 @@ from libs.bus.api import (
     Versioned,
 )
 from libs.bus.connect import Link
+from libs.bus.frames import Delivery
 from libs.bus.jetstream.streams import (
     Ack,
     StreamSpec,
@@ -167,7 +167,7 @@ class NatsStore(Generic[RecordT]):
             ):
                 if _is_marker(msg):
                     continue
-                key = (msg.headers or {})["Nats-Subject"].removeprefix(self._prefix)
+                key = msg.headers["Nats-Subject"].removeprefix(self._prefix)
                 try:
                     yield key, self._read(msg)
                 except BusError:
@@ -188,11 +188,11 @@ class NatsStore(Generic[RecordT]):
             raise ValueError(f"{key!r} is no key")
         return f"{self._prefix}{key}"
 
-    async def _newest(self, key: str) -> Msg | None:
+    async def _newest(self, key: str) -> Delivery | None:
         subject = direct_subject(self._spec.name, self._subject(key))
         await self._prepare()
         msg = await self._ask(subject, b"", None)
-        status = (msg.headers or {}).get(_STATUS)
+        status = msg.headers.get(_STATUS)
         if status is None:
             return msg
         if status == _ABSENT:
@@ -229,7 +229,7 @@ class NatsStore(Generic[RecordT]):
         )
         raise BusDown(ack.error.description)
 
-    async def _ask(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Msg:
+    async def _ask(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Delivery:
         """Ask, and ask again while it is certain that nobody has received it."""
         deadline = self._clock.monotonic() + self._timeout_s
         while True:
@@ -241,7 +241,7 @@ class NatsStore(Generic[RecordT]):
                     raise self._gone() from error
                 await self._clock.sleep(_RETRY_AFTER_S)
 
-    def _read(self, msg: Msg) -> Versioned[RecordT]:
+    def _read(self, msg: Delivery) -> Versioned[RecordT]:
         try:
             value = self._decode(msg.data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -253,6 +253,6 @@ class NatsStore(Generic[RecordT]):
 _decode_ack = msgspec.json.Decoder(Ack).decode
 
 
-def _is_marker(msg: Msg) -> bool:
-    headers: dict[str, Any] = msg.headers or {}
+def _is_marker(msg: Delivery) -> bool:
+    headers = msg.headers
     return not msg.data or _OPERATION in headers or _MARKER in headers

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from libs.bus.api import BusDown, BusError, NoResponders, RequestTimeout
 from libs.bus.connect import Link
+from libs.bus.frames import Delivery
 from libs.clock import Clock
 from libs.telemetry import get_logger
 
@@ -185,9 +185,9 @@ def direct_subject(stream: str, subject: str) -> str:
     return f"$JS.API.DIRECT.GET.{stream}.{subject}"
 
 
-def sequence_of(msg: Msg) -> int:
+def sequence_of(msg: Delivery) -> int:
     """Return the sequence number of a message that a direct read returned."""
-    return int((msg.headers or {})["Nats-Sequence"])
+    return int(msg.headers["Nats-Sequence"])
 
 
 def is_wrong_revision(fault: ApiFault) -> bool:
@@ -195,17 +195,17 @@ def is_wrong_revision(fault: ApiFault) -> bool:
     return fault.err_code in _WRONG_REVISION
 
 
-async def ask_page(link: Link, subject: str, data: bytes, timeout_s: float) -> list[Msg]:
+async def ask_page(link: Link, subject: str, data: bytes, timeout_s: float) -> list[Delivery]:
     """Send a request that is answered by many messages and an end mark; return the messages.
 
     Raises:
         NoResponders, RequestTimeout, BusDown.
     """
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    page: list[Msg] = []
+    page: list[Delivery] = []
 
-    async def receive(msg: Msg) -> None:
-        status = (msg.headers or {}).get(_STATUS)
+    def receive(msg: Delivery) -> None:
+        status = msg.headers.get(_STATUS)
         if status is None:
             page.append(msg)
         elif not ended.done():
@@ -231,7 +231,7 @@ async def ask_page(link: Link, subject: str, data: bytes, timeout_s: float) -> l
 
 async def read_stream(
     link: Link, stream: str, subject: str, *, timeout_s: float
-) -> AsyncIterator[Msg]:
+) -> AsyncIterator[Delivery]:
     """Go through the messages of a stream that match a subject filter, oldest first.
 
     Messages that are stored meanwhile may be included. `timeout_s` is for all of it.
@@ -259,8 +259,8 @@ async def read_stream(
         sequence = sequence_of(page[-1]) + 1
 
 
-def _pending(msg: Msg) -> bool:
-    pending = (msg.headers or {}).get("Nats-Num-Pending", "0")
+def _pending(msg: Delivery) -> bool:
+    pending = msg.headers.get("Nats-Num-Pending", "0")
     if not pending.isdigit():
         raise BusError("the server's page has no count")
     return int(pending) > 0

@@ -8,10 +8,10 @@ import contextlib
 import nats
 import pytest
 import uvloop
-from nats.aio.msg import Msg
 
 from libs.bus import BusSettings
 from libs.bus.connect import Link
+from libs.bus.frames import Delivery
 from libs.clock import SystemClock
 from proto.control import Aborted
 from tests.integration.bus.words import ABORT, endpoint, fresh_subject, until
@@ -115,14 +115,14 @@ async def test_a_cancellation_beside_the_answer_is_obeyed(own_nats, connect, end
     """
     bus = await connect(own_nats)
     client = bus.link.client
-    await client.request("$SRV.PING", timeout=2)
+    await client.ask("$SRV.PING", b"", None, 2)
     own_nats.pause()
-    asking = client.request("$SRV.PING", timeout=30) if ends == "request" else client.flush(30)
+    asking = client.ask("$SRV.PING", b"", None, 30) if ends == "request" else client.flush(30)
     task = asyncio.ensure_future(asking)
-    waiting = client._resp_map.values() if ends == "request" else client._pongs
+    waiting = client._asked.values() if ends == "request" else client._pongs
     await until(lambda: waiting)
     (future,) = waiting
-    future.set_result(Msg(client) if ends == "request" else True)
+    future.set_result(Delivery("", "", b"") if ends == "request" else True)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

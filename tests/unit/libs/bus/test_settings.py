@@ -15,7 +15,6 @@ from libs.bus import BusSettings
         {"ping_interval_s": -1},
         {"max_outstanding_pings": 0},
         {"reconnect_wait_s": 0},
-        {"pending_messages": 0},
         {"event_buffer": 0},
         {"startup_deadline_s": 0},
     ],

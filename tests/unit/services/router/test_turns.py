@@ -1,5 +1,7 @@
 """By priority, then first come, first placed, also over several slices of waiting."""
 
+import asyncio
+
 from libs.clock import SystemClock
 from proto.ids import RequestId
 from services.router.turns import HEAD_START_S, Turns
@@ -134,3 +136,40 @@ def test_a_priority_survives_the_gap_between_two_slices() -> None:
     turns.leave(B, for_good=True)
     turns.leave(A, for_good=True)
     assert not turns._head_s
+
+
+async def test_a_change_wakes_only_who_is_first() -> None:
+    """A slot that was freed is for one: the others sleep on, and the next wakes when it leaves."""
+    clock = StepClock()
+    turns = Turns(clock)
+    woken: list[RequestId] = []
+
+    async def wait(rid: RequestId) -> None:
+        await turns.changed(rid, 30)
+        woken.append(rid)
+
+    turns.enter(A)
+    clock.now = 1.0
+    turns.enter(B)
+    waiting = [asyncio.ensure_future(wait(rid)) for rid in (A, B)]
+    await asyncio.sleep(0)
+    turns.wake()
+    await asyncio.sleep(0.01)
+    assert woken == [A]
+    turns.leave(A, for_good=True)
+    await asyncio.gather(*waiting)
+    assert woken == [A, B]
+
+
+async def test_who_leaves_wakes_itself() -> None:
+    """Whoever waits for a request that was taken out of the queue hears of it, first or not."""
+    clock = StepClock()
+    turns = Turns(clock)
+    turns.enter(A)
+    clock.now = 1.0
+    turns.enter(B)
+    waiting = asyncio.ensure_future(turns.changed(B, 30))
+    await asyncio.sleep(0)
+    turns.leave(B, for_good=True)
+    await asyncio.wait_for(waiting, 5)
+    assert turns.is_first(A)

@@ -1,0 +1,190 @@
+"""NATS' protocol as bytes: messages in, messages out, each at the price of a few slices.
+
+nats-py's own parser looks at each message with several regular expressions, moves the rest of its
+buffer for each, and hands the message to a queue that a task of its subscription empties. That was
+most of what a message cost a process; here a message reaches its handler where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+__all__ = ["Delivery", "FrameParser", "Handler", "Receiver", "frame_of", "head_of", "headers_of"]
+
+_LINE = b"NATS/1.0"
+_END = b"\r\n"
+_M, _H = ord("M"), ord("H")
+_MESSAGE, _WITH_HEAD = b"MSG ", b"HMSG "
+_LONGEST_LINE = 4096
+_STATUS_DIGITS = 3
+_LINE_BREAKS = str.maketrans("\r\n", "  ")
+
+
+class Delivery:
+    """A message that has arrived."""
+
+    __slots__ = ("data", "head", "reply", "subject")
+
+    def __init__(self, subject: str, reply: str, data: bytes, head: bytes = b"") -> None:
+        self.subject = subject
+        self.reply = reply
+        """Where an answer goes; empty where none is wanted."""
+        self.data = data
+        self.head = head
+        """Its headers as they came."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers, by their exact names; a status is among them as `Status`."""
+        return headers_of(self.head) if self.head else {}
+
+
+Handler = Callable[[Delivery], None]
+"""Takes a message; it must return at once."""
+
+
+class Receiver(Protocol):
+    """Whom a parser hands its messages to."""
+
+    async def complain(self, error: Exception) -> None:
+        """Take in what a handler raised."""
+        ...
+
+    async def queue(self, sid: int, delivery: Delivery) -> None:
+        """Take a message of a subscription that has no handler."""
+        ...
+
+    def handler_of(self, sid: int) -> Handler | None:
+        """Return who takes the messages of a subscription where they are read."""
+        ...
+
+
+class FrameParser(Parser):
+    """Understands what a server sends; all but messages is nats-py's to understand."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._connection = 0
+        super().__init__(receiver)  # pyright: ignore[reportUnknownMemberType]
+        self._receiver = receiver
+        self._rest = bytearray()
+        """The beginning of a frame whose end has not come."""
+        self._wanted = 0
+        """How long that frame is, where it is known."""
+
+    def reset(self) -> None:
+        """Forget what has come of a connection."""
+        super().reset()
+        self._rest = bytearray()
+        self._wanted = 0
+        self._connection += 1
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take in what was read.
+
+        Raises:
+            ProtocolError: it is not NATS' protocol.
+        """
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        self._wanted = 0
+        at, end, connection = 0, len(data), self._connection
+        while at < end:
+            eol = data.find(_END, at)
+            if eol < 0:
+                if end - at > _LONGEST_LINE and data[at] in {_M, _H}:
+                    raise ProtocolError("nats: endless control line")
+                break
+            if data[at] in {_M, _H}:
+                after = await self._message(data, at, eol)
+                if not after:
+                    break
+                at = after
+            else:
+                line, at = data[at : eol + 2], eol + 2
+                await super().parse(line)
+                if self._connection != connection:
+                    # That line was the end of the connection.
+                    return
+        if at < end:
+            self._rest += memoryview(data)[at:]
+
+    async def _message(self, data: bytes, at: int, eol: int) -> int:
+        """Hand on the message that begins at `at`; return where it ends, 0 if it is not whole."""
+        has_head = data[at] == _H
+        subject, sid, reply, head_size, size = _arguments(data[at:eol], has_head=has_head)
+        start = eol + 2
+        stop = start + size
+        if stop + 2 > len(data):
+            self._wanted = stop + 2 - at
+            return 0
+        head = data[start : start + head_size]
+        body = data[start + head_size : stop]
+        delivery = Delivery(subject.decode(), reply.decode(), body, head)
+        handler = self._receiver.handler_of(sid)
+        if handler is None:
+            await self._receiver.queue(sid, delivery)
+            return stop + 2
+        try:
+            handler(delivery)
+        except Exception as error:  # noqa: BLE001 - the dispatcher's net
+            # One message must not end the connection.
+            await self._receiver.complain(error)
+        return stop + 2
+
+
+def _arguments(line: bytes, *, has_head: bool) -> tuple[bytes, int, bytes, int, int]:
+    """Return subject, subscription, reply, and the sizes of the head and of all."""
+    verb = _WITH_HEAD if has_head else _MESSAGE
+    words = line[len(verb) :].split()
+    if not has_head:
+        words.insert(-1, b"0")
+    try:
+        subject, sid, *reply, head_size, size = words
+        (where,) = reply or (b"",)
+        found = subject, int(sid), where, int(head_size), int(size)
+    except ValueError as error:
+        raise ProtocolError("nats: malformed message line") from error
+    if not line.startswith(verb):
+        raise ProtocolError("nats: unknown protocol")
+    return found
+
+
+def frame_of(subject: str, reply: str, data: bytes, head: bytes | None) -> bytes:
+    """Return a publication as it stands on the wire."""
+    to = f"{subject} {reply}" if reply else subject
+    if not head:
+        return b"PUB %b %d\r\n%b\r\n" % (to.encode(), len(data), data)
+    size = len(head) + len(data)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (to.encode(), len(head), size, head, data)
+
+
+def head_of(headers: dict[str, str] | None) -> bytes | None:
+    """Return headers as they stand on the wire, where the server counts them as payload."""
+    if not headers:
+        return None
+    lines = [f"{key}: {value.translate(_LINE_BREAKS)}\r\n" for key, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode()
+
+
+def headers_of(head: bytes) -> dict[str, str]:
+    """Return what the head of a message says; what is no header is left out."""
+    first, *lines = head.split(_END)
+    found: dict[str, str] = {}
+    status, _, description = first[len(_LINE) :].strip().partition(b" ")
+    if status.isdigit() and len(status) == _STATUS_DIGITS:
+        found["Status"] = status.decode()
+        if description:
+            found["Description"] = description.decode("utf-8", "replace")
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        name = name.strip()
+        if colon and name.isascii():
+            found[name.decode()] = value.strip().decode("utf-8", "replace")
+    return found
