@@ -10,7 +10,7 @@ from enum import StrEnum
 from proto.base import Message
 from proto.ids import InstanceId, RequestId
 
-__all__ = ["Event", "EventKind"]
+__all__ = ["Event", "EventBundle", "EventKind"]
 
 
 class EventKind(StrEnum):
@@ -60,3 +60,12 @@ class Event(Message, frozen=True, kw_only=True):
         # What belongs to no request may happen again: there the time is a part of the fact.
         whose = self.rid or f"at{self.at_ms}"
         return f"{whose}:{self.attempt}:{self.kind}:{self.instance}:{side}"
+
+
+class EventBundle(Message, frozen=True, kw_only=True):
+    """What one process has to say of one request, gathered for a moment; in order.
+
+    It travels on the subject of its last event. Whoever reads events takes both forms.
+    """
+
+    events: tuple[Event, ...]

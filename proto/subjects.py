@@ -14,6 +14,7 @@ __all__ = [
     "ALL_CANCELS",
     "ALL_EVENTS",
     "ALL_HEARTBEATS",
+    "ALL_LEASE_ENDS",
     "BUCKET_REQUESTS",
     "BUCKET_RESULTS",
     "GATEWAY_HEARTBEATS",
@@ -46,6 +47,7 @@ GATEWAY_HEARTBEATS = f"{PREFIX}.heartbeat.gateway.>"
 PREFILL_HEARTBEATS = f"{PREFIX}.heartbeat.prefill.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_EVENTS = f"{PREFIX}.events.>"
+ALL_LEASE_ENDS = f"{PREFIX}.events.{EventKind.LEASE_ENDED}.>"
 
 STREAM_EVENTS = "PDBUS_EVENTS"
 BUCKET_REQUESTS = "PDBUS_REQUESTS"
@@ -89,7 +91,10 @@ def heartbeat(role: Role, instance: InstanceId, incarnation: Incarnation) -> str
 
 
 def event(kind: EventKind, rid: RequestId | None) -> str:
-    """Return the subject of an event; events without a request end in `none`."""
+    """Return the subject of an event, or of a bundle that ends with it.
+
+    Events without a request end in `none`.
+    """
     return f"{PREFIX}.events.{kind}.{rid or 'none'}"
 
 

@@ -129,7 +129,8 @@ class Bus(Protocol):
         """Call `handler(subject, message)` for each message; it must return at once.
 
         `kind` is a message class or a union of them; undecodable messages are counted and
-        dropped. When this returns, messages published from now on by anyone will arrive.
+        dropped. Events come one by one, however they travel. When this returns, messages that
+        anyone publishes from now on will arrive.
         """
         ...
 

@@ -14,7 +14,14 @@ from libs.bus.api import BusError, Endpoint
 from libs.bus.connect import BusNotStarted, Link
 from libs.bus.endpoints import ServedEndpoint, TaskOwner, about
 from libs.bus.frames import Delivery
-from libs.bus.jetstream import BucketSpec, Emitter, NatsStore, event_stream, read_events
+from libs.bus.jetstream import (
+    BucketSpec,
+    Emitter,
+    NatsStore,
+    event_stream,
+    events_in,
+    read_events,
+)
 from libs.bus.patience import until_up
 from libs.bus.service import ServiceApi, ServiceIdentity
 from libs.bus.settings import BusSettings
@@ -157,22 +164,27 @@ class NatsBus:
         """Call `handler(subject, message)` for each message; it must return at once.
 
         `kind` is a message class or a union of them; undecodable messages are counted and
-        dropped. When this returns, messages published from now on by anyone will arrive.
+        dropped. Events come one by one, however they travel. When this returns, messages that
+        anyone publishes from now on will arrive.
 
         Raises:
             Forbidden, BusDown, RequestTimeout.
         """
-        understand = msgspec.msgpack.Decoder(kind).decode
+        decoder = msgspec.msgpack.Decoder(kind)
+
+        def understand(data: bytes) -> tuple[Any, ...]:
+            return events_in(data) if kind is Event else (decoder.decode(data),)
 
         def receive(msg: Delivery) -> None:
             try:
-                message = understand(msg.data)
+                messages = understand(msg.data)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 count(names.BUS_DECODE_ERRORS, template=template(msg.subject))
                 get_logger().error("message not understood", template=template(msg.subject))
                 return
             try:
-                handler(msg.subject, message)
+                for message in messages:
+                    handler(msg.subject, message)
             except Exception:  # noqa: BLE001 - the dispatcher's net
                 # One message must not end the subscription.
                 count(names.BUS_HANDLER_ERRORS, template=template(msg.subject))

@@ -28,6 +28,8 @@ __all__ = ["PERIOD_S", "Announcer", "Presence", "pdbus_version"]
 
 PERIOD_S = 1.0
 _MIN_GAP_S = 0.02
+_CALM_S = 0.2
+"""Changes that nobody waits for are told within this: every process hears every heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Presence:
 
 
 class Announcer:
-    """Publishes a heartbeat once a second, and at once when `hurry` is called."""
+    """Publishes a heartbeat once a second, at once when `hurry` is called, soon after `note`."""
 
     def __init__(self, *, bus: Bus, clock: Clock, describe: Callable[[], Presence]) -> None:
         self._bus = bus
@@ -56,24 +58,41 @@ class Announcer:
         self._describe = describe
         self._sequences: dict[Incarnation, int] = {}
         self._wake = asyncio.Event()
+        self._hurried = False
+        self._noted = False
         self._version = pdbus_version()
 
     def hurry(self) -> None:
         """Announce now: something changed that others wait for."""
+        self._hurried = True
         self._wake.set()
+
+    def note(self) -> None:
+        """Announce soon, together with what else changes: nobody waits for it."""
+        if not self._noted:
+            self._noted = True
+            self._wake.set()
 
     async def run(self) -> None:
         """Announce until cancelled."""
         while True:
-            self._wake.clear()
+            self._hurried = self._noted = False
+            told_s = self._clock.monotonic()
             await self.announce()
             # A burst of changes becomes one heartbeat.
             await self._clock.sleep(_MIN_GAP_S)
+            await self._until_due(told_s)
+
+    async def _until_due(self, told_s: float) -> None:
+        """Wait until the next heartbeat is due, given when the last one was told."""
+        while not self._hurried:
+            due_s = told_s + (_CALM_S if self._noted else PERIOD_S)
+            self._wake.clear()
             try:
-                async with asyncio.timeout(PERIOD_S - _MIN_GAP_S):
+                async with asyncio.timeout(max(0.0, due_s - self._clock.monotonic())):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                return
 
     async def announce(self) -> None:
         """Publish one heartbeat; while the bus is down it is skipped, as it would be stale."""

@@ -46,6 +46,8 @@ class LeaseTable:
     def __init__(self, incarnation: Incarnation, side: LeaseSide) -> None:
         self._incarnation = incarnation
         self._side = side
+        self.crowded = False
+        """Somebody was refused for want of room: who waits hears of freed room at once."""
         self._open: dict[tuple[RequestId, int], Lease] = {}
 
     def __len__(self) -> int:

@@ -31,10 +31,7 @@ from libs.worker.pairs import PairWatch
 from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
 from proto import subjects
-from proto.control import (
-    Aborted,
-    Cancel,
-)
+from proto.control import Aborted, Cancel
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
 from proto.gateway import StillHere
@@ -139,8 +136,12 @@ class Worker:
         return self.state is WorkerState.READY and not why, why
 
     def hurry(self) -> None:
-        """Announce now: slots or leases changed."""
+        """Announce now: others wait for what changed."""
         self._announcer.hurry()
+
+    def note(self) -> None:
+        """Announce soon that leases changed; now, where somebody waits for room."""
+        (self._announcer.hurry if self.leases.crowded else self._announcer.note)()
 
     @property
     def ref(self) -> WorkerRef:
@@ -198,7 +199,7 @@ class Worker:
             age_s=round(age, 3),
             lease=lease.id,
         )
-        self.hurry()
+        self.note()
 
     # Attempts
 

@@ -85,7 +85,7 @@ class CleanupService:
         """Begin to listen, to scan and to reconcile."""
         self._started_s = self._clock.monotonic()
         await self._listener.start()
-        self._events = await self._bus.subscribe(subjects.ALL_EVENTS, Event, self._on_event)
+        self._events = await self._bus.subscribe(subjects.ALL_LEASE_ENDS, Event, self._on_event)
         self._tasks.spawn(self._announcer.run(), name="announce")
         self._tasks.spawn(self._scan(), name="scan")
         self._tasks.spawn(self._reconcile(), name="reconcile")

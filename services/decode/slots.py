@@ -34,7 +34,8 @@ class Slots:
             self._check_room(ask, ready)
             worker.tasks.spawn(self._expire(ask), name="reservation")
         lease = worker.leases.open(ask.rid, ask.attempt, ask.tokens, worker.clock.monotonic())
-        worker.hurry()
+        worker.leases.crowded = False
+        worker.note()
         held_s = worker.clock.monotonic() - lease.born_s
         write_by = worker.clock.unix_ms() + int((_WRITE_S - held_s) * 1000)
         return Reserved(lease=lease.id, write_by_ms=min(write_by, ask.deadline_ms))
@@ -45,8 +46,10 @@ class Slots:
             detail = f"{ask.tokens} tokens do not fit {ready.max_request_tokens}"
             raise PdbusError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, detail)
         if len(leases) >= ready.slots:
+            leases.crowded = True
             raise PdbusError(ErrorCode.SATURATED, f"all {ready.slots} slots are taken")
         if leases.tokens + ask.tokens > ready.kv_total_tokens:
+            leases.crowded = True
             raise PdbusError(ErrorCode.SATURATED, "the KV room is promised to others")
 
     async def _expire(self, ask: Reserve) -> None:

@@ -73,7 +73,7 @@ class PrefillService:
         tokens = len(start.input_ids) // 4
         worker.leases.open(start.rid, start.attempt, tokens, worker.clock.monotonic())
         worker.begin(start.rid, start.attempt, start.reply, lambda a: self._run(a, start))
-        worker.hurry()
+        worker.note()
         return Started(rid=start.rid, attempt=start.attempt)
 
     async def _run(self, attempt: Attempt, start: PrefillStart) -> None:

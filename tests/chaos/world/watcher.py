@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import msgspec
-
 from libs.bus import BucketSpec, BusError, BusSettings, NatsBus, open_bus
+from libs.bus.jetstream import events_in
 from libs.bus.jetstream.streams import read_stream
 from libs.clock import SystemClock
 from libs.lifecycle import Tasks
@@ -23,8 +22,6 @@ __all__ = ["Watcher", "open_watcher"]
 
 _READ_S = 60.0
 _SCAN_EVERY_S = 3.0
-
-_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 @dataclass(slots=True)
@@ -95,7 +92,11 @@ class Watcher:
         stream = read_stream(
             self.bus.link, subjects.STREAM_EVENTS, subjects.ALL_EVENTS, timeout_s=_READ_S
         )
-        return [_decode_event(message.data) async for message in stream]
+        found: dict[str, Event] = {}
+        async for message in stream:
+            for event in events_in(message.data):
+                found.setdefault(event.dedup_key, event)
+        return list(found.values())
 
     def _on_beat(self, _subject: str, beat: Heartbeat) -> None:
         known = self.beats.get(beat.instance)

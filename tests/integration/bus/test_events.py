@@ -9,11 +9,12 @@ import pytest
 from nats.js import api
 
 from libs.bus import BusDown
+from libs.bus.jetstream.streams import read_stream
 from libs.bus.testing import nats_server
 from libs.telemetry import names
 from proto.events import Event, EventKind
 from proto.ids import InstanceId, RequestId
-from proto.subjects import STREAM_EVENTS
+from proto.subjects import STREAM_EVENTS, event, events_of
 from tests.integration.bus.words import fresh, until
 
 pytestmark = pytest.mark.integration
@@ -30,6 +31,11 @@ def fact(rid: str | None, kind: EventKind = EventKind.REQUEST_ACCEPTED, attempt:
         start_ms=0.0,
         data=data,
     )
+
+
+def _keep(heard: list[Event]):
+    """Return a handler that keeps what it gets."""
+    return lambda _subject, each: heard.append(each)
 
 
 async def test_all_events_of_one_request_are_read_back_in_order(shared_nats, connect):
@@ -51,6 +57,32 @@ async def test_all_events_of_one_request_are_read_back_in_order(shared_nats, con
     ]
     assert events[-1].data == {"tokens": 7, "lane": "sysv"}
     assert await reader.read_events(RequestId(fresh("unknown"))) == []
+
+
+async def test_what_is_said_of_a_request_in_a_moment_is_one_message(shared_nats, connect):
+    """It leaves with the end of the request; a subscriber gets each event of it, in order."""
+    bus, hearer = await connect(shared_nats), await connect(shared_nats)
+    rid, heard = fresh("rid"), []
+    kinds = [EventKind.REQUEST_ACCEPTED, EventKind.REQUEST_ASSIGNED, EventKind.REQUEST_DONE]
+    await hearer.subscribe(event(EventKind.REQUEST_DONE, RequestId(rid)), Event, _keep(heard))
+    for kind in kinds:
+        bus.emit(fact(rid, kind))
+    await until(lambda: heard)
+    assert [each.kind for each in heard] == kinds
+    stored = read_stream(bus.link, STREAM_EVENTS, events_of(RequestId(rid)), timeout_s=5)
+    assert len([message async for message in stored]) == 1
+    assert await bus.read_events(RequestId(rid)) == heard
+
+
+async def test_what_nobody_waits_for_leaves_all_the_same(shared_nats, connect):
+    """Events of a request that goes on do not wait for its end."""
+    bus, hearer = await connect(shared_nats), await connect(shared_nats)
+    rid, heard = fresh("rid"), []
+    await hearer.subscribe(events_of(RequestId(rid)), Event, _keep(heard))
+    bus.emit(fact(rid, EventKind.STAGE_PLACE))
+    bus.emit(fact(rid, EventKind.REQUEST_ASSIGNED))
+    await until(lambda: heard)
+    assert [each.kind for each in heard] == [EventKind.STAGE_PLACE, EventKind.REQUEST_ASSIGNED]
 
 
 async def test_an_event_told_twice_is_stored_once(shared_nats, connect, metric):
