@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown
+from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown, Versioned
 from libs.telemetry import count, names
 from proto.errors import ErrorCode, PdbusError
+from proto.ids import RequestId
 from proto.ledger import RequestRecord, RequestState
 from proto.router import Claim, Claimed
 
 __all__ = ["Claims"]
 
 _TRIES = 5
+_MOST_FRESH = 4096
 
 
 class Claims:
@@ -20,6 +22,18 @@ class Claims:
 
     def __init__(self, store: Store[RequestRecord]) -> None:
         self._store = store
+        self._fresh: dict[RequestId, Versioned[RequestRecord]] = {}
+        """Records that this router has just assigned, the oldest first."""
+
+    def expect(self, record: RequestRecord, revision: int) -> None:
+        """Keep a record that was just assigned: its claim then need not read it.
+
+        A compare-and-set shows whether it still stands.
+        """
+        self._fresh.pop(record.rid, None)
+        self._fresh[record.rid] = Versioned(record, revision)
+        if len(self._fresh) > _MOST_FRESH:
+            del self._fresh[next(iter(self._fresh))]
 
     async def grant(self, ask: Claim) -> Claimed:
         """Let a decode stream its attempt; the same claim again is granted again.
@@ -38,8 +52,11 @@ class Claims:
         return granted
 
     async def _write(self, ask: Claim) -> Claimed:
+        found = self._fresh.pop(ask.rid, None)
+        if found is not None and found.value.attempt != ask.attempt:
+            found = None
         for _ in range(_TRIES):
-            found = await self._store.get(ask.rid)
+            found = found or await self._store.get(ask.rid)
             if found is None:
                 raise PdbusError(ErrorCode.UNKNOWN_REQUEST, "no record")
             record = found.value
@@ -47,8 +64,9 @@ class Claims:
             if record.state is RequestState.STREAMING:
                 return Claimed(attempt=ask.attempt)
             streaming = msgspec.structs.replace(record, state=RequestState.STREAMING)
+            revision, found = found.revision, None
             try:
-                await self._store.update(ask.rid, streaming, found.revision)
+                await self._store.update(ask.rid, streaming, revision)
             except Conflict:
                 continue
             return Claimed(attempt=ask.attempt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -78,6 +78,7 @@ class Placing:
         pending: Pending,
         turns: Turns,
         policy: Policy,
+        assigned: Callable[[RequestRecord, int], None] = lambda _record, _revision: None,
     ) -> None:
         self._bus = bus
         self._store = store
@@ -86,6 +87,7 @@ class Placing:
         self._pending = pending
         self._turns = turns
         self._policy = policy
+        self._assigned = assigned
         self._waits: list[_Wait] = []
 
     def cancel(self, rid: RequestId, attempt: int) -> None:
@@ -332,7 +334,7 @@ class Placing:
                 placement=placement,
             )
             try:
-                await self._store.update(ask.rid, assigned, revision)
+                self._assigned(assigned, await self._store.update(ask.rid, assigned, revision))
             except Conflict:
                 continue
             except StoreUnknown:

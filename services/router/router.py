@@ -54,6 +54,7 @@ class RouterService:
             bus=bus, clock=clock, fleet=self.fleet, on_heard=self._on_heard
         )
         self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
+        self._claims = Claims(store)
         self._placing = Placing(
             bus=bus,
             store=store,
@@ -62,8 +63,8 @@ class RouterService:
             pending=self._pending,
             turns=self._turns,
             policy=POLICIES[policy],
+            assigned=self._claims.expect,
         )
-        self._claims = Claims(store)
         self._served: list[Subscription] = []
         self._cancels: Subscription | None = None
 

@@ -22,8 +22,10 @@ pytestmark = pytest.mark.integration
 
 SERVICE = """
 import asyncio
+import gc
 from libs.config import ServiceSettings
 from libs.lifecycle import run
+from libs.telemetry import get_logger
 
 class Settings(ServiceSettings, frozen=True, kw_only=True):
     drain_s: float = 0.0
@@ -36,7 +38,9 @@ class Service:
         await asyncio.sleep(self.parts.settings.start_s)
         self.parts.tasks.spawn(asyncio.Event().wait(), name="for ever")
         self.ready = True
-    async def drain(self, grace_s): await asyncio.sleep(self.parts.settings.drain_s)
+    async def drain(self, grace_s):
+        get_logger().info("heap", frozen=gc.get_freeze_count())
+        await asyncio.sleep(self.parts.settings.drain_s)
     def readiness(self): return self.ready, "" if self.ready else "warming up"
 
 async def build(parts):
@@ -122,6 +126,16 @@ def start(tmp_path: Path, nats: NatsServer) -> Iterator[object]:
         process.popen.communicate()
 
 
+def test_what_a_start_has_made_is_no_garbage_to_be_looked_for(start):
+    """Collections under load look at what requests have made, not at modules and tokenizers."""
+    process = start()
+    process.wait_ready()
+    _, lines = process.end()
+    (heap,) = [line for line in lines if line["event"] == "heap"]
+    assert isinstance(heap["frozen"], int)
+    assert heap["frozen"] > 10_000
+
+
 def test_a_service_tells_that_it_is_ready_and_ends_in_order(start):
     """One `ready` line comes when work may come; SIGTERM drains and exits with 0."""
     process = start("--instance", "router-test")
@@ -131,7 +145,8 @@ def test_a_service_tells_that_it_is_ready_and_ends_in_order(start):
     assert 'pdbus_ready{service="router"} 1.0' in process.get("/metrics")[1]
     code, lines = process.end()
     assert code == 0
-    assert [line["event"] for line in lines][-3:] == ["stop requested", "draining", "stopped"]
+    told = [line["event"] for line in lines if line["event"] != "heap"]
+    assert told[-3:] == ["stop requested", "draining", "stopped"]
 
 
 def test_health_answers_before_the_service_is_ready(start):
