@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,10 +41,13 @@ class Tasks:
         """Run `work` as a task of this owner."""
         task = asyncio.get_running_loop().create_task(_supervise(work, name), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step has never touched the coroutine.
-        task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(partial(self._ended, work))
         return task
+
+    def _ended(self, work: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        # A task that is cancelled before its first step has never touched the coroutine.
+        work.close()
 
     async def settle(self, timeout_s: float) -> bool:
         """Wait until all tasks have ended; return whether they did in time."""
