@@ -21,6 +21,7 @@ from statistics import median
 
 import uvloop
 
+from ops.bench.edge.floor import Floor, floors, messages
 from ops.bench.edge.measure import (
     Cost,
     Start,
@@ -56,6 +57,9 @@ class Result:
     paced: dict[str, Cost] = field(default_factory=dict[str, Cost])
     freed_ms: list[float] = field(default_factory=list[float])
     starts: list[Start] = field(default_factory=list[Start])
+    floors: list[Floor] = field(default_factory=list[Floor])
+    messages: dict[str, float] = field(default_factory=dict[str, float])
+    """Through the broker for one answer of one token, by kind."""
     gateway_rss_mib: float = 0.0
     """After all load."""
 
@@ -81,6 +85,8 @@ async def measure(folder: Path, repeats: int, result: Result) -> None:
                 await _load(target, result.instant)
             result.starts.append(await gateway_start(whole, folder / MODEL))
         result.gateway_rss_mib = rss_mib(whole.groups["gateway"][0])
+        result.messages = await messages(whole, _FIRST_REQUESTS)
+        result.floors = await floors()
     with direct(folder, _STEP_MS) as alone, stack(folder, _STEP_MS) as whole:
         for turn in range(repeats):
             for target in _turns(alone, whole, turn):
@@ -132,9 +138,24 @@ def report(result: Result) -> list[str]:
         f"  until it answers {median(start.alive_s for start in result.starts):.2f} s",
         _goal("gateway memory after load", result.gateway_rss_mib, _RSS_GOAL_MIB, "MiB"),
         f"  fresh {median(start.rss_mib for start in result.starts):.0f} MiB",
+        "",
+        *_broker(result),
     ]
     failures = [f for cost in (*paced.values(), *instant.values()) for f in cost.failures]
     return [*lines, *(f"failed: {failure}" for failure in failures[:5])]
+
+
+def _broker(result: Result) -> list[str]:
+    all_kinds = sum(result.messages.values())
+    return [
+        "the broker's floor, one exchange at a time: p50, CPU of the broker, CPU of both ends (us)",
+        *(
+            f"  {floor.what:18} {floor.p50_us:6.0f} {floor.server_us:6.0f} {floor.clients_us:6.0f}"
+            for floor in result.floors
+        ),
+        f"messages a request of one token: {all_kinds:.1f}",
+        *(f"  {number:5.1f}  {kind}" for kind, number in result.messages.items()),
+    ]
 
 
 def _rate(cost: Cost) -> float:

@@ -17,7 +17,7 @@ from libs.models.vocabulary import byte_vocabulary, write_tokenizer
 from ops.bench.stack import process_tree
 from ops.cli.stack.record import StackRecord, load
 
-__all__ = ["MODEL", "Target", "cpu_seconds", "direct", "rss_mib", "stack"]
+__all__ = ["MODEL", "Target", "cpu_seconds", "direct", "rss_mib", "stack", "thread_seconds"]
 
 MODEL = "words"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -41,7 +41,7 @@ class Target:
 
 def cpu_seconds(target: Target) -> dict[str, float]:
     """Return the CPU time that each part has used so far."""
-    return {name: sum(map(_thread_seconds, pids)) for name, pids in target.groups.items()}
+    return {name: sum(map(thread_seconds, pids)) for name, pids in target.groups.items()}
 
 
 def rss_mib(pid: int) -> float:
@@ -141,7 +141,7 @@ def _write_model(folder: Path) -> Path:
     return place
 
 
-def _thread_seconds(pid: int) -> float:
+def thread_seconds(pid: int) -> float:
     """Return the time on a CPU of all threads that live, exact to nanoseconds."""
     spent = 0
     for entry in Path(f"/proc/{pid}/task").glob("*/schedstat"):
