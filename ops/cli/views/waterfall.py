@@ -203,7 +203,11 @@ def _value(value: object) -> str:
 
 
 def _transfer(event: Event) -> str:
-    """Bytes moved and expected, lane and speed; the stage begins when bytes could move."""
+    """Bytes moved and expected, lane and speed.
+
+    The stage may also be a wait for what is being computed, so the speed is that of the wire; of an
+    event that does not tell it, that of the stage.
+    """
     moved = event.data.get("moved_bytes")
     expected = event.data.get("expected_bytes")
     lane = event.data.get("lane", "unknown")
@@ -211,8 +215,10 @@ def _transfer(event: Event) -> str:
         return _facts(event)
     equal = "=" if moved == expected else "≠"
     parts = [f"moved {moved:,} {equal} expected {expected:,} bytes", f"lane {lane}"]
-    seconds = (event.at_ms - event.start_ms) / 1000
-    if seconds > 0:
+    wire_s = event.data.get("wire_s")
+    if isinstance(wire_s, float) and wire_s > 0:
+        parts.append(f"{moved / wire_s / 1e9:.3f} GB/s on the wire")
+    elif (seconds := (event.at_ms - event.start_ms) / 1000) > 0:
         parts.append(f"{moved / seconds / 1e9:.3f} GB/s")
     return ", ".join(parts)
 

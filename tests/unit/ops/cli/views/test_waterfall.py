@@ -95,6 +95,14 @@ def test_transfer_tells_bytes_lane_and_speed() -> None:
     assert note == "moved 20,000,000 = expected 20,000,000 bytes, lane sysv, 2.000 GB/s"
 
 
+def test_the_speed_is_that_of_the_wire() -> None:
+    """A stage that mostly waited for what was being computed does not pass for a slow wire."""
+    facts = {"moved_bytes": 1_000_000, "expected_bytes": 1_000_000, "lane": "sysv"}
+    moved = event(EventKind.STAGE_TRANSFER, DECODE, 0, 300, wire_s=0.001, **facts)
+    (stage,) = build([moved]).stages
+    assert stage.note.endswith("lane sysv, 1.000 GB/s on the wire")
+
+
 def test_a_short_transfer_is_visible() -> None:
     """If fewer bytes moved than expected, the picture says so."""
     events = [
