@@ -39,11 +39,12 @@ _URGENT = frozenset(
         EventKind.REQUEST_CANCELLED,
         EventKind.ATTEMPT_FAILED,
         EventKind.LEASE_ENDED,
+        EventKind.LEASE_FREED,
         EventKind.ENGINE_READY,
         EventKind.ENGINE_LOST,
     }
 )
-"""Ends, and what others act on: with these leaves all that was gathered of the request."""
+"""Ends, proofs, and what others act on: with these leaves all that was gathered of the request."""
 
 _GATHER_S = 0.02
 """A round waits so long for company: what a request does in one moment leaves together, and after
