@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from libs.bus import ServerNotFound, ServerOptions, find_server, server_config
@@ -9,9 +10,18 @@ from ops.cli.errors import CommandError
 from ops.cli.stack.layout import SlotSpec
 from ops.cli.stack.probe import nats_ready
 
-__all__ = ["broker_slot"]
+__all__ = ["broker_slot", "processors"]
 
 _STOP_LAST = 9
+_PROCESSORS = "GOMAXPROCS"
+_SHARE = 4
+"""The server gets one processor of so many: it hands on small messages, and a Go program that may
+have more than it needs spins on them while the engines and services of the host wait."""
+
+
+def processors(machine: int) -> int:
+    """Return on how many processors of a machine the server may run at a time."""
+    return max(1, machine // _SHARE)
 
 
 def broker_slot(state_dir: Path, port: int) -> SlotSpec:
@@ -37,4 +47,5 @@ def broker_slot(state_dir: Path, port: int) -> SlotSpec:
         argv=lambda _port: (str(program), "-c", str(config)),
         check=nats_ready,
         port=port,
+        env={_PROCESSORS: os.environ.get(_PROCESSORS) or str(processors(os.cpu_count() or 1))},
     )

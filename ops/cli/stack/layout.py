@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.lifecycle.process import EXIT_GRACE
@@ -93,6 +93,8 @@ class SlotSpec:
     """A fixed health port; None takes a free one at each start."""
     drained: frozenset[int] = frozenset()
     """Exit codes of a process that was asked to end, by whomever: no other one is started."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables that it has beside ours."""
 
 
 def service_slots(

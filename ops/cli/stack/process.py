@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Children", "adopt_orphans", "children_of", "kill_group", "tie_to_parent"]
@@ -32,15 +32,25 @@ class Children:
         self._starting = asyncio.Lock()
 
     async def spawn(
-        self, argv: Sequence[str], *, cwd: Path, log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        log: Path,
+        env: Mapping[str, str] | None = None,
     ) -> asyncio.subprocess.Process:
-        """Start a process that appends its output to `log` and dies with this one."""
+        """Start a process that appends its output to `log` and dies with this one.
+
+        Args:
+            env: variables that it has beside ours.
+        """
         # While a child is being started its id is not known yet, and it would look adopted.
         async with self._starting:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     cwd=cwd,
+                    env={**os.environ, **(env or {})},
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -140,7 +140,9 @@ class Slot:
         """Live through one process; return its exit code and how it died."""
         port = self.spec.port or free_port()
         try:
-            process = await self._children.spawn(self.spec.argv(port), cwd=self._cwd, log=self._log)
+            process = await self._children.spawn(
+                self.spec.argv(port), cwd=self._cwd, log=self._log, env=self.spec.env
+            )
         except OSError as error:
             return None, f"cannot be started: {error}"
         self._process = process

@@ -292,3 +292,13 @@ async def test_only_known_processes_are_restarted(tmp_path: Path) -> None:
     async with running(drains("a", tmp_path), notes=tmp_path) as supervisor:
         with pytest.raises(CommandError, match="no process 'b'"):
             supervisor.restart("b")
+
+
+async def test_a_slot_has_variables_of_its_own(tmp_path: Path) -> None:
+    """A process sees what its slot adds to our environment, and its siblings do not."""
+    mine = replace(spec("a", tmp_path), env={"PDBUS_ONLY_HERE": "yes"})
+    async with running(mine, spec("b", tmp_path), notes=tmp_path) as supervisor:
+        await supervisor.wait_ready(10)
+        seen = [psutil.Process(slot.pid).environ() for slot in supervisor.slots]
+        assert [environ.get("PDBUS_ONLY_HERE") for environ in seen] == ["yes", None]
+        assert seen[0]["PATH"] == seen[1]["PATH"] == os.environ["PATH"]

@@ -1,0 +1,23 @@
+"""How nats-server is run beside the other processes of a stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.cli.stack.broker import broker_slot, processors
+
+
+@pytest.mark.parametrize(("machine", "share"), [(1, 1), (2, 1), (7, 1), (8, 2), (64, 16)])
+def test_the_server_has_a_share_of_the_processors(machine: int, share: int) -> None:
+    """A quarter of them, and always one."""
+    assert processors(machine) == share
+
+
+def test_operators_may_give_it_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """GOMAXPROCS in the environment of `pdbus up` is handed on as it is."""
+    monkeypatch.setenv("GOMAXPROCS", "7")
+    assert broker_slot(tmp_path, 4222).env == {"GOMAXPROCS": "7"}
+    monkeypatch.delenv("GOMAXPROCS")
+    assert int(broker_slot(tmp_path, 4222).env["GOMAXPROCS"]) >= 1
