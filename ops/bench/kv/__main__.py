@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
+from libs.transfer.ucx.lanes import lane_options
 from ops.bench.kv.contest import Contestant, Score, Unavailable
 from ops.bench.kv.extras import measure_idle, measure_overlap, measure_parted
 from ops.bench.kv.floor import Memcpy, Perftest, Read, Tcp
@@ -33,7 +34,8 @@ _ROUND_BYTES = 64 << 20
 _MOST_TRANSFERS = 50
 _CELL_S = 8.0
 """After so long no further round of a cell is begun, so that a busy machine ends as well."""
-_RAW = {"UCX_TLS": "sysv,self", "UCX_MM_ERROR_HANDLING": "y", "UCX_RNDV_THRESH": "inf"}
+_RAW = {f"UCX_{name}": value for name, value in lane_options(Lane.SYSV, None).items()}
+"""What pdbus sets on that lane."""
 
 Board = dict[Cell, dict[str, Score]]
 

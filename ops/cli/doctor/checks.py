@@ -10,7 +10,7 @@ from ops.cli.doctor.findings import Finding, Level
 from proto.errors import PdbusError
 from proto.kv import Lane
 
-__all__ = ["HOST_CHECKS", "Check", "examine"]
+__all__ = ["HOST_CHECKS", "OWN_VARIABLES", "Check", "examine"]
 
 Check = Callable[[Facts], Iterator[Finding]]
 
@@ -29,6 +29,15 @@ _FAST_MBPS = 25_000
 _INTERFACES = ("PDBUS_PREFILL_KV_INTERFACE", "PDBUS_DECODE_KV_INTERFACE", "UCX_NET_DEVICES")
 _POLICIES = ("PDBUS_PREFILL_KV_LANES", "PDBUS_DECODE_KV_LANES")
 _RDMA = ("rc", "ib")
+OWN_VARIABLES = (
+    "UCX_RNDV_THRESH",
+    "UCX_KEEPALIVE_INTERVAL",
+    "UCX_MM_ERROR_HANDLING",
+    *(f"UCX_{lane}_{size}_SIZE" for lane in ("SYSV", "POSIX") for size in ("SEG", "FIFO")),
+    "UCX_TCP_TX_SEG_SIZE",
+    "UCX_TCP_RX_SEG_SIZE",
+)
+"""What lanes set themselves, besides `UCX_TLS` and the network device."""
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -58,8 +67,7 @@ def transports(facts: Facts) -> Iterator[Finding]:
 
 def overlooked_variables(facts: Facts) -> Iterator[Finding]:
     """`UCX_` variables that pdbus sets itself, so that the operator's own have no effect."""
-    own = ("UCX_RNDV_THRESH", "UCX_KEEPALIVE_INTERVAL", "UCX_MM_ERROR_HANDLING")
-    for variable in own:
+    for variable in OWN_VARIABLES:
         if variable in facts.environment:
             text = f"{variable} is set, and has no effect: each lane brings its own value"
             fix = f"unset {variable}"

@@ -40,6 +40,7 @@ def test_shared_memory_keeps_its_failure_detection(lane: Lane) -> None:
     assert options["TLS"] == f"{lane},self"
     assert options["MM_ERROR_HANDLING"] == "y"
     assert options["RNDV_THRESH"] == "inf"
+    assert {f"{lane.upper()}_SEG_SIZE", f"{lane.upper()}_FIFO_SIZE"} <= options.keys()
     assert "NET_DEVICES" not in options
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from libs.transfer.ucx.lanes import lane_options
 from ops.cli.doctor import HOST_CHECKS, Facts, Finding, Interface, Level, examine
+from ops.cli.doctor.checks import OWN_VARIABLES
+from proto.kv import Lane
 
 ETH = Interface(name="eth0", mtu=9000, speed_mbps=100_000)
 LO = Interface(name="lo", mtu=65536, loopback=True)
@@ -231,3 +234,11 @@ def test_a_capability_overrules_the_rule_for_tracing() -> None:
     """Who has SYS_PTRACE may read any process's memory."""
     (finding,) = found("cma", ptrace_scope=1, may_ptrace=True)
     assert finding.level is Level.OK
+
+
+def test_all_variables_that_lanes_set_are_pointed_out() -> None:
+    """None that would be overlooked is missing from the list, and none is in it for nothing."""
+    names = {
+        name for lane in (Lane.SYSV, Lane.POSIX, Lane.TCP) for name in lane_options(lane, None)
+    }
+    assert {f"UCX_{name}" for name in names - {"TLS"}} == set(OWN_VARIABLES)
