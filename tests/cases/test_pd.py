@@ -304,10 +304,21 @@ async def test_a_prompt_that_breaks_off_is_no_answer(product: Product) -> None:
     assert await product.total("decode", "pdbus_decode_tokens_total") == tokens
 
 
-async def fill_budget(product: Product) -> None:
-    """Let the gateway accept some requests: a tenth of them is its budget of second attempts."""
-    for _ in range(6):
-        await asyncio.gather(*(product.ask("Hello", 2, stream=False) for _ in range(20)))
+async def fill_budget(product: Product) -> int:
+    """Let the gateway accept some requests: a tenth of them is its budget of second attempts.
+
+    Returns how many they were; all of them have been answered and heard of.
+    """
+    replies = [
+        reply
+        for _ in range(6)
+        for reply in await asyncio.gather(
+            *(product.ask("Hello", 2, stream=False) for _ in range(20))
+        )
+    ]
+    assert all(reply.claims_completeness for reply in replies)
+    await product.newest(len(replies))
+    return len(replies)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +331,7 @@ async def test_churn_leaves_no_request_behind(
 
     Failures are at most those in flight at a death.
     """
-    await fill_budget(product)
-    known = len(product.accepted())
+    known = await fill_budget(product)
     dice = random.Random(12)
     loop = asyncio.get_running_loop()
     flow = Flow(lambda n: product.ask(f"Number {n}", dice.choice([2, 20]), timeout_s=120), rate=8)

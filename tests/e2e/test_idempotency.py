@@ -218,9 +218,10 @@ async def test_a_failure_is_remembered(stack: RunningStack) -> None:
         for port in ports(stack):
             again = await post(port, body, headers=key)
             assert (again.status, again.json["error"]) == (first.status, first.json["error"])
-        # Events follow a moment later.
-        await asyncio.sleep(0.3)
-        assert len([e for e in seen.events if e.kind is EventKind.REQUEST_ASSIGNED]) == 1
+        # Events follow a moment later, those of older requests too.
+        ended = EventKind.REQUEST_FAILED
+        await seen.until(lambda: seen.of(first.rid, ended), 5, "the end of the request")
+        assert len(seen.of(first.rid, EventKind.REQUEST_ASSIGNED)) == 1
 
 
 @pytest.mark.parametrize("other", [0, 1])
