@@ -31,7 +31,7 @@ async def test_pages_are_used_again_at_once(lane: Lane, rounds: int) -> None:
     """
     dice = random.Random(7)
     chunks = Profile(chunk_tokens=40)
-    slow = Fault(when=Phase.TRANSFER, action=Action.SLOW, seconds=0.001)
+    slow = Fault(when=Phase.TRANSFER, action=Action.SLOW, seconds=0.003)
     prefill = host_options(
         Role.PREFILL,
         name=1,
