@@ -119,12 +119,12 @@ STREAMED: dict[str, Mutant] = {
     "migration against the policy": mutant(
         "policy", 1, (recovery, "why_not_continue", lambda *_, **__: None)
     ),
-    "no budget of further attempts": mutant("I12", 44, (Budget, "take", lambda *_: True)),
+    "no budget of further attempts": mutant("I12", 179, (Budget, "take", lambda *_: True)),
     "further attempts without end": mutant(
         "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),
     "a late reader misses the beginning": mutant("I1", 0, (Reader, "deltas", _from_now_on)),
     "a lost end is not replayed": mutant(
-        "I2", 37, (DecodeService, "_handle_replay", _without_the_end)
+        "I2", 62, (DecodeService, "_handle_replay", _without_the_end)
     ),
 }

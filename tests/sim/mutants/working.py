@@ -75,7 +75,7 @@ async def _free_before_the_end(self: Any, timeout_s: float) -> bool:
 
 
 WORKING: dict[str, Mutant] = {
-    "no tombstones": mutant("I7", 173, (Tombstones, "refuses", lambda *_: False)),
+    "no tombstones": mutant("I7", 73, (Tombstones, "refuses", lambda *_: False)),
     "start is not idempotent": mutant(
         "I6 room internal", 20, (PrefillService, "_handle_start", _start_twice)
     ),
