@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from tests.sim.world import run_seed
 
-__all__ = ["Kill", "Mutant", "first_kill", "mutant", "nothing", "planted"]
+__all__ = [
+    "Kill",
+    "Mutant",
+    "aimed",
+    "first_kill",
+    "mutant",
+    "nothing",
+    "only_aimed",
+    "planted",
+]
 
 Patch = tuple[Any, str, Any]
 """The object, the name of its attribute, and what takes its place."""
@@ -24,6 +33,8 @@ class Mutant:
     seed: int
     """A seed that finds it."""
     patches: tuple[Patch, ...]
+    aims: tuple[Patch, ...] = ()
+    """What brings its moment about more often than chance does, and breaks nothing by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +51,20 @@ def mutant(breaks: str, seed: int, *patches: Patch) -> Mutant:
     return Mutant(frozenset(breaks.split()), seed, patches)
 
 
+def aimed(bug: Mutant, *aims: Patch) -> Mutant:
+    """Return a mutant whose moment is brought about."""
+    return replace(bug, aims=aims)
+
+
+def only_aimed(bug: Mutant) -> Mutant:
+    """Return what brings a mutant's moment about, without the bug."""
+    return replace(bug, patches=())
+
+
 @contextmanager
 def planted(bug: Mutant) -> Iterator[None]:
     """Break one rule for a while."""
-    patches = [mock.patch.object(*patch) for patch in bug.patches]
+    patches = [mock.patch.object(*patch) for patch in (*bug.aims, *bug.patches)]
     for patch in patches:
         patch.start()
     try:

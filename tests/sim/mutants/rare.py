@@ -1,4 +1,7 @@
-"""Bugs that were found once, by one world of many hundred: they are hunted in that world alone."""
+"""Bugs that were found once, by one world of many hundred.
+
+They are hunted in that world first, or their moment is brought about.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from services.gateway.attempts import assembler
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.calls.live import LiveCall
 from services.router import claims
-from tests.sim.mutants.plant import Mutant, mutant
+from tests.sim.mutants.plant import Mutant, aimed, mutant
 
 __all__ = ["RARE"]
 
@@ -48,9 +51,33 @@ def _never_late(record: Any, ask: Any) -> None:
     _check(record, ask)
 
 
+_complete = LiveCall._complete
+
+
+async def _cancelled_at_the_end(self: Any, *attempt: Any) -> None:
+    """Let an operator cancel a request just when its end is being written."""
+    done, clock = self._endings.done, self._ports.clock
+
+    async def meddle() -> None:
+        await clock.sleep(0.002)
+        self.cancel("an operator wants it so")
+
+    async def met(outcome: Any) -> None:
+        self._ports.tasks.spawn(meddle(), name="meddle")
+        await done(outcome)
+
+    self._endings.done = met
+    await _complete(self, *attempt)
+
+
 RARE: dict[str, Mutant] = {
-    "a late read counts as a newer attempt": mutant("I7 I2", 393, (claims, "_check", _never_late)),
-    "a cancel overtakes a written end": mutant("I2", 1124, (LiveCall, "cancel", _at_any_time)),
-    "a long gap fails the stream": mutant("I2", 936, (Assembler, "accept", _no_patience)),
-    "a guest mixes two attempts": mutant("I1", 143, (Assembler, "begin", _forget_sources)),
+    "a late read counts as a newer attempt": mutant("I7 I2", 420, (claims, "_check", _never_late)),
+    "a cancel overtakes a written end": aimed(
+        mutant("I2", 0, (LiveCall, "cancel", _at_any_time)),
+        (LiveCall, "_complete", _cancelled_at_the_end),
+    ),
+    "a long gap fails the stream": aimed(
+        mutant("I2", 8, (Assembler, "accept", _no_patience)), (assembler, "_MOST_HELD", 4)
+    ),
+    "a guest mixes two attempts": mutant("I1", 286, (Assembler, "begin", _forget_sources)),
 }

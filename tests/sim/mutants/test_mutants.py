@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutants import MUTANTS, RARE, first_kill
+from tests.sim.mutants.plant import only_aimed
 from tests.sim.mutants.seeds import REGRESSIONS
 
 pytestmark = pytest.mark.sim
@@ -35,6 +36,12 @@ def test_a_bug_that_was_found_would_be_found_again(name):
     kill = first_kill(mutant, [mutant.seed]) or first_kill(mutant, others)
     assert kill is not None
     print(f"{name}: seed {kill.seed}, told by {', '.join(kill.names)}")
+
+
+@pytest.mark.parametrize("name", [name for name, bug in RARE.items() if bug.aims])
+def test_bringing_a_moment_about_breaks_nothing(name):
+    """It is the planted bug that is found, not what brings its moment about."""
+    assert first_kill(only_aimed(RARE[name]), range(30)) is None
 
 
 def test_every_regression_is_planted_too():
