@@ -483,6 +483,8 @@ class Product:
             await client.flush()
             yield found
             await client.flush()
+            # What has come is handed over by a task of its own.
+            await asyncio.sleep(0.05)
         finally:
             await client.close()
 

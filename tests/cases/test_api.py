@@ -267,7 +267,7 @@ async def test_a_prompt_that_does_not_fit_is_refused(
             assert str(CONTEXT) in error["message"]
             assert str(length) in error["message"]
             assert reply.seconds < ANSWER_S
-        assert starts == []
+    assert starts == []
     assert product.accepted() == set()
     assert (await product.ask("Hello", 4, stream=stream)).claims_completeness
 
@@ -433,7 +433,7 @@ async def test_no_schema_harms_anybody(product: Product) -> None:
             assert reply.error is not None
             assert reply.error["param"].startswith("response_format"), (form, reply.error)
             assert reply.seconds < 2
-        assert starts == []
+    assert starts == []
     assert {name: product.processes.pid(name) for name in product.processes.names} == before
     assert (await product.ask("Hello", 4)).claims_completeness
 
@@ -465,7 +465,7 @@ async def test_numbers_out_of_range_reach_nobody(product: Product) -> None:
             error = json.loads(reply.body, parse_constant=pytest.fail)["error"]
             assert error["type"] == "invalid_request_error"
             assert (error["param"] or "").startswith(param), (field, error)
-        assert starts == []
+    assert starts == []
     assert product.accepted() == set()
     assert (await product.ask("Hello", 4)).claims_completeness
 

@@ -72,6 +72,15 @@ class RunningStack:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    @contextmanager
+    def unattended(self) -> Iterator[None]:
+        """Have nothing started in place of what ends, for a while."""
+        self.supervisor.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.supervisor.send_signal(signal.SIGCONT)
+
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every process is ready."""
         self._until(
