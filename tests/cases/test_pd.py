@@ -460,6 +460,10 @@ async def test_a_killed_prefill_frees_its_decode(small: Product, small_stack: Ru
     await small.freed(ANSWER_S)
     assert await small.ended() == {RequestState.FAILED: len(flights)}
     await asyncio.to_thread(small_stack.wait_replaced, "prefill-0", pid)
+    # Those who come after it find the pair, warm again.
+    async with asyncio.timeout(30):
+        while not (await small.ask("Hello", 2, stream=False)).claims_completeness:
+            await asyncio.sleep(0.1)
 
 
 async def test_a_transfer_that_is_always_lost_is_an_error(small: Product) -> None:
