@@ -2,31 +2,21 @@
 
 import pytest
 
-from proto.ids import Incarnation, InstanceId, RequestId, Room, TenantHash, lease_id
-from proto.ledger import Mode, Placement, RequestRecord, RequestState, Sink
+from proto.ids import Incarnation, InstanceId, Room, lease_id
+from proto.ledger import Mode, Placement, RequestRecord, RequestState
 from proto.workers import LeaseSide, Role, WorkerRef
 from services.cleanup.endings import _cleaned
+from tests.support.records import RID, record_of
 
-RID = RequestId("a" * 26)
 TAKEN, GIVEN_BACK = Incarnation("1" * 16), Incarnation("2" * 16)
 
 
 def record(attempt: int = 0) -> RequestRecord:
     decode = WorkerRef(role=Role.DECODE, instance=InstanceId("decode-0000000"), incarnation=TAKEN)
-    return RequestRecord(
-        rid=RID,
-        tenant=TenantHash("t"),
-        model="m",
-        state=RequestState.STREAMING,
-        attempt=attempt,
-        sink=Sink(gateway=InstanceId("gateway-000000"), incarnation=Incarnation("9" * 16)),
-        digest="d",
-        deadline_ms=0,
-        created_ms=0,
-        placement=Placement(
-            attempt=attempt, mode=Mode.AGGREGATED, decode=decode, room=Room("1"), compat="c"
-        ),
+    place = Placement(
+        attempt=attempt, mode=Mode.AGGREGATED, decode=decode, room=Room("1"), compat="c"
     )
+    return record_of(RequestState.STREAMING, attempt, placement=place)
 
 
 @pytest.mark.parametrize(

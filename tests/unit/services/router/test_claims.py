@@ -9,32 +9,22 @@ import pytest
 
 from libs.bus.api import Conflict, Store, Versioned
 from proto.errors import ErrorCode, PdbusError
-from proto.ids import Incarnation, InstanceId, RequestId, Room, TenantHash
-from proto.ledger import Mode, Placement, RequestRecord, RequestState, Sink
+from proto.ids import Incarnation, InstanceId, RequestId, Room
+from proto.ledger import Mode, Placement, RequestRecord, RequestState
 from proto.router import Claim
 from proto.workers import Role, WorkerRef
 from services.router.claims import Claims
+from tests.support.records import RID, record_of
 
-RID = RequestId("a" * 26)
 DECODE = WorkerRef(role=Role.DECODE, instance=InstanceId("d"), incarnation=Incarnation("d" * 16))
 
 
 def assigned(attempt: int) -> RequestRecord:
     """Return a record whose attempt has a place."""
-    return RequestRecord(
-        rid=RID,
-        tenant=TenantHash("t"),
-        model="m",
-        state=RequestState.ASSIGNED,
-        attempt=attempt,
-        sink=Sink(gateway=InstanceId("g"), incarnation=Incarnation("g" * 16)),
-        digest="d",
-        deadline_ms=0,
-        created_ms=0,
-        placement=Placement(
-            attempt=attempt, mode=Mode.AGGREGATED, decode=DECODE, room=Room(1), compat="c"
-        ),
+    place = Placement(
+        attempt=attempt, mode=Mode.AGGREGATED, decode=DECODE, room=Room("1"), compat="c"
     )
+    return record_of(RequestState.ASSIGNED, attempt, placement=place)
 
 
 class Ledger:

@@ -10,7 +10,7 @@ from libs.fleet import Fleet
 from proto.control import Abort, Aborted
 from proto.decode import Reserve, Reserved
 from proto.errors import ErrorCode, PdbusError
-from proto.ids import Incarnation, InstanceId, LeaseId, RequestId, TenantHash
+from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
 from proto.ledger import RequestRecord, RequestState, Sink
 from proto.router import Place
 from proto.workers import Heartbeat, Role, WorkerLoad, WorkerState
@@ -18,6 +18,7 @@ from services.router.candidates import Pending
 from services.router.placing import Placing
 from services.router.policies import POLICIES
 from services.router.turns import Turns
+from tests.support.records import record_of
 from tests.unit.services.router.test_candidates import card
 
 A, B = RequestId("a" * 26), RequestId("b" * 26)
@@ -48,17 +49,7 @@ SINK = Sink(gateway=InstanceId("gateway-00000000"), incarnation=Incarnation("9" 
 
 
 def record(attempt: int) -> RequestRecord:
-    return RequestRecord(
-        rid=A,
-        tenant=TenantHash("t"),
-        model="m",
-        state=RequestState.ACCEPTED,
-        attempt=attempt,
-        sink=SINK,
-        digest="d",
-        deadline_ms=0,
-        created_ms=0,
-    )
+    return record_of(RequestState.ACCEPTED, attempt, rid=A, sink=SINK)
 
 
 class Ledger:

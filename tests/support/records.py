@@ -1,0 +1,26 @@
+"""Records of requests as the ledger holds them, for tests that need one of any kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proto.ids import Incarnation, InstanceId, RequestId, TenantHash
+from proto.ledger import RequestRecord, RequestState, Sink
+
+__all__ = ["RID", "record_of"]
+
+RID = RequestId("a" * 26)
+
+
+def record_of(state: RequestState, attempt: int = 0, **fields: Any) -> RequestRecord:
+    """Return the record of a request that one gateway owns; `fields` take the place of others."""
+    plain = {
+        "rid": RID,
+        "tenant": TenantHash("t"),
+        "model": "m",
+        "sink": Sink(gateway=InstanceId("gateway-00000000"), incarnation=Incarnation("9" * 16)),
+        "digest": "d",
+        "deadline_ms": 0,
+        "created_ms": 0,
+    }
+    return RequestRecord(state=state, attempt=attempt, **{**plain, **fields})
