@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,9 @@ _AHEAD = 2
 """Prompts that may be computed though nobody has asked for them yet."""
 _HAND_S = 0.001
 _SENT_WAKE_S = 0.005
+_SWITCH_S = 0.0002
+"""How long the plane's thread and the scheduler's keep the GIL from one another: each waits for
+the other in the middle of a hand-over, where Python's 5 ms would be most of a small transfer."""
 
 
 class KnownPeers:
@@ -76,6 +80,7 @@ class UcxBackend(BaseKVManager):
             tp_size=server_args.tp_size,
             pp_size=server_args.pp_size,
         )
+        sys.setswitchinterval(_SWITCH_S)
         self.kv_args = args
         self.rank = int(args.engine_rank)
         self.ranks = int(server_args.tp_size)

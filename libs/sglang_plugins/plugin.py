@@ -18,7 +18,8 @@ from sglang.srt.disaggregation.base import BaseKVBootstrapServer
 from sglang.srt.disaggregation.utils import KVClassType, TransferBackend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from libs.sglang_plugins.attention import decode_attention, extend_attention
+from libs.sglang_plugins.cpu.attention import decode_attention, extend_attention
+from libs.sglang_plugins.cpu.groups import lone_groups
 from libs.sglang_plugins.options import BACKEND, OPTIONS_VARIABLE, PLATFORM, BackendOptions
 
 __all__ = ["IDLE_WAIT_S", "NullBootstrapServer", "register"]
@@ -71,6 +72,7 @@ def _hooks(*, fork: bool) -> dict[str, tuple[Any, HookType]]:
     if os.environ.get("SGLANG_PLATFORM") == PLATFORM:
         hooks[f"{_ATTENTION}._run_sdpa_forward_extend"] = (extend_attention, HookType.AROUND)
         hooks[f"{_ATTENTION}._run_sdpa_forward_decode"] = (decode_attention, HookType.AROUND)
+        hooks["torch.distributed.new_group"] = (lone_groups(), HookType.AROUND)
     if fork:
         hooks["sglang.srt.entrypoints.engine._set_envs_and_config"] = (
             _start_by_fork,

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -318,3 +319,17 @@ async def test_cancels_at_random_moments_leak_nothing(judged: Pair):
     assert found.problems == []
     assert found.count == 20
     assert (found.leaked, found.rooms) == (0, 0)
+
+
+def _threads(pids: tuple[int, ...]) -> list[str]:
+    return [
+        path.read_text().strip()
+        for pid in pids
+        for path in Path(f"/proc/{pid}/task").glob("*/comm")
+    ]
+
+
+async def test_an_idle_scheduler_has_one_loop_of_gloo(engines: Rig) -> None:
+    """SGLang's groups of one process share a thread, so that nine do not wake for nothing."""
+    for role in (*PAIR, Role.AGGREGATED):
+        assert _threads(engines.pids(role)).count("gloo_tcp_loop") == 1

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from libs.sglang_plugins.attention import decode_attention, extend_attention  # noqa: E402
+from libs.sglang_plugins.cpu.attention import decode_attention, extend_attention  # noqa: E402
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.3
 PREFIXES, COUNTS = (0, 50, 7), (30, 20, 1)
