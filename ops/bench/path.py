@@ -1,9 +1,11 @@
 """The cost of the split path: one prefill and one decode engine against one aggregated engine.
 
-    python -m ops.bench.path [--model smollm2] [--repeats 5] [--json FILE]
+    python -m ops.bench.path [--model smollm2] [--starts 3] [--repeats 2] [--json FILE]
 
 Both are driven in turns in the same run, so that a busy machine slows both; which one comes first
-changes from turn to turn. Medians; short prompts, where a millisecond counts, have more runs.
+changes from turn to turn. The engines are started several times: where its memory comes to lie
+makes an engine some per cent faster or slower for the whole of its life. Medians over all starts;
+short prompts, where a millisecond counts, have more runs.
 """
 
 from __future__ import annotations
@@ -69,29 +71,43 @@ class Table:
 
     aggregated: dict[int, Cell] = field(default_factory=dict[int, Cell])
     split: dict[int, Cell] = field(default_factory=dict[int, Cell])
-    idle_cores: float = 0.0
-    """The pair of engines, all processes."""
+    idle: list[float] = field(default_factory=list[float])
+    """Cores that the pair of engines uses, all processes; one figure a start."""
     stack_cores: float | None = None
     """The pair with broker and all services; None where it was not measured."""
-    start_s: float = 0.0
+    start_s: list[float] = field(default_factory=list[float])
     lane: str = ""
     problems: list[str] = field(default_factory=list[str])
 
+    @property
+    def idle_cores(self) -> float:
+        """Cores that an idle pair of engines uses."""
+        return median(self.idle)
 
-async def measure(model: ModelFolder, logs: Path, *, lengths: Sequence[int], repeats: int) -> Table:
-    """Measure on fresh engines."""
-    async with rig(_ROLES, model, logs) as engines:
-        table = Table(start_s=engines.start_s)
-        seed = 0
-        for length in lengths:
-            table.aggregated[length], table.split[length] = Cell(), Cell()
-            for turn in range(_runs(length, repeats) + 1):
-                seed += 2
-                cells = (table.aggregated[length], table.split[length]) if turn else None
-                await _pair(engines, model, length, seed, cells, table, first=turn % 2)
-        await asyncio.sleep(_SETTLE_S)
-        table.idle_cores = await _idle(engines.pids(*_PAIR))
+
+async def measure(
+    model: ModelFolder, logs: Path, *, lengths: Sequence[int], starts: int, repeats: int
+) -> Table:
+    """Measure on fresh engines, as often as `starts` says."""
+    table = Table()
+    for length in lengths:
+        table.aggregated[length], table.split[length] = Cell(), Cell()
+    for _ in range(starts):
+        async with rig(_ROLES, model, logs) as engines:
+            await _measure(engines, model, table, repeats)
     return table
+
+
+async def _measure(engines: Rig, model: ModelFolder, table: Table, repeats: int) -> None:
+    table.start_s.append(engines.start_s)
+    seed = 0
+    for length in table.split:
+        for turn in range(_runs(length, repeats) + 1):
+            seed += 2
+            cells = (table.aggregated[length], table.split[length]) if turn else None
+            await _pair(engines, model, length, seed, cells, table, first=turn % 2)
+    await asyncio.sleep(_SETTLE_S)
+    table.idle.append(await _idle(engines.pids(*_PAIR)))
 
 
 def _runs(length: int, repeats: int) -> int:
@@ -167,7 +183,7 @@ def _print(table: Table, model: str) -> bool:
     print(f"idle pair: {table.idle_cores:.3f} core")
     if table.stack_cores is not None:
         print(f"idle pair with all services: {table.stack_cores:.3f} core (goal {_IDLE_GOAL})")
-    print(f"three engines ready after {table.start_s:.1f} s")
+    print(f"three engines ready after {median(table.start_s):.1f} s, {len(table.start_s)} starts")
     for problem in table.problems:
         print(f"failed: {problem}")
     return good and (table.stack_cores or table.idle_cores) <= _IDLE_GOAL
@@ -183,7 +199,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="ops.bench.path")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--models", type=Path, default=Path(".pdbus/models"))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="runs a start, of 512 tokens and up")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(_LENGTHS))
     parser.add_argument("--no-stack", action="store_true", help="leave out the idle stack")
     parser.add_argument("--json", type=Path, help="also write all runs here")
@@ -191,7 +208,13 @@ def main() -> None:
     model = resolve(given.model, given.models, lambda text: print(text, file=sys.stderr))
     with tempfile.TemporaryDirectory(prefix="pdbus-path-") as logs:
         table = asyncio.run(
-            measure(model, Path(logs), lengths=given.lengths, repeats=given.repeats)
+            measure(
+                model,
+                Path(logs),
+                lengths=given.lengths,
+                starts=given.starts,
+                repeats=given.repeats,
+            )
         )
         if not given.no_stack:
             table.stack_cores = idle_stack(given.model, given.models, Path(logs) / "stack")
