@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -19,13 +19,16 @@ from proto.errors import ErrorCode, PdbusError
 from proto.openai.error import error_body
 from services.gateway.edge.until_close import until_close
 
-__all__ = ["ABORT", "BODY", "Body", "Connection", "ConnectionLimits"]
+__all__ = ["ABORT", "BODY", "Body", "Connection", "ConnectionLimits", "Turn"]
 
 ABORT = "pdbus.abort"
 """Key of the scope under which a function drops the connection and what it still holds."""
 
 BODY = "pdbus.body"
 """Key of the scope under which the `Body` of the answer stands."""
+
+_TURN_BYTES = 65_536
+"""What a connection may gather before it leaves ahead of the turn's end."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -42,6 +45,63 @@ class ConnectionLimits:
     """Until a head has arrived, from the connection, or from its first byte on a used one."""
     unread_s: float = 60.0
     """How long a full connection may take nothing; then it is dropped."""
+
+
+class Turn:
+    """What is written to all connections within one turn of the loop; it leaves at its end.
+
+    A step of an engine brings a token to each stream. Written one behind the other, they cost a
+    fraction of what they cost when each is written between two others' work: the kernel's path
+    stays warm, and a client of several streams is woken once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Outbound] = []
+
+    def add(self, outbound: Outbound) -> None:
+        """Have a connection write at the end of this turn."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._leave)
+        self._waiting.append(outbound)
+
+    def _leave(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for outbound in waiting:
+            outbound.leave()
+
+
+class Outbound:
+    """The transport of one connection as answers see it: a head and its first event go together."""
+
+    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
+        self._transport = transport
+        self._turn = turn
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Write at the end of this turn, or at once where there is much."""
+        if not self._parts:
+            self._turn.add(self)
+        self._parts.append(data)
+        self._bytes += len(data)
+        if self._bytes > _TURN_BYTES:
+            self.leave()
+
+    def leave(self) -> None:
+        """Write what was gathered; what a lost connection has not taken is dropped."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        if parts and not self._transport.is_closing():
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def is_closing(self) -> bool:
+        """Return whether nothing can be written any more."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Write what was gathered and close."""
+        self.leave()
+        self._transport.close()
 
 
 class Body:
@@ -83,12 +143,20 @@ class Connection(HttpToolsProtocol):
     Args:
         limits: what the client may do.
         new_id: makes the request id of an answer to what could not be read.
+        turn: gathers what is written; one for all connections of a server.
     """
 
     def __init__(
-        self, *args: Any, limits: ConnectionLimits, new_id: Callable[[], str], **kwargs: Any
+        self,
+        *args: Any,
+        limits: ConnectionLimits,
+        new_id: Callable[[], str],
+        turn: Turn,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._turn = turn
+        self._outbound: Outbound | None = None
         self._limits = limits
         self._new_id = new_id
         self._in_head = True
@@ -107,6 +175,7 @@ class Connection(HttpToolsProtocol):
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
+        self._outbound = Outbound(transport, self._turn)
         self._head_timer = self.loop.call_later(self._limits.head_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,6 +217,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+        # Its task has not run yet.
+        self.cycle.transport = cast("asyncio.Transport", self._outbound)
         if self.scope["http_version"] == "1.0":
             until_close(self.cycle)
         self.scope[BODY] = Body(self.cycle)  # pyright: ignore[reportGeneralTypeIssues] - ours
@@ -182,8 +253,18 @@ class Connection(HttpToolsProtocol):
             b"connection: close\r\n\r\n"
         )
         facts = (status, _REASONS[status], len(body), self._new_id().encode())
+        self._settle()
         self.transport.write(head % facts + body)
         self.transport.close()
+
+    def shutdown(self) -> None:
+        """End after the answer that runs, at once where none does."""
+        self._settle()
+        super().shutdown()
+
+    def _settle(self) -> None:
+        if self._outbound is not None:
+            self._outbound.leave()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

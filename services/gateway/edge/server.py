@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.edge.connection import ABORT, Connection, ConnectionLimits
+from services.gateway.edge.connection import ABORT, Connection, ConnectionLimits, Turn
 
 __all__ = ["ABORT", "EdgeServer"]
 
@@ -55,6 +55,7 @@ class EdgeServer:
             Connection,
             limits=limits or ConnectionLimits(),
             new_id=new_id or partial(secrets.token_hex, 13),
+            turn=Turn(),
         )
         self._config = uvicorn.Config(
             app,
