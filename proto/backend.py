@@ -34,6 +34,8 @@ class RoomClosed(Message, frozen=True, kw_only=True):
 
     room: Room
     report: TransferReport | None = None
+    held_tokens: int = 0
+    """Tokens at the start of the prompt that decode held already, by the word of its scheduler."""
     code: ErrorCode | None = None
     """Why it failed; None when it did not."""
     detail: str = ""

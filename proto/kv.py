@@ -58,6 +58,8 @@ class TransferReport(Message, frozen=True, kw_only=True):
     """layers x 2 x heads x head_dim x bytes per value x tokens, by the layout of the card."""
     moved_bytes: int
     tokens: int = 0
+    held_tokens: int = 0
+    """Tokens at the start of the prompt that decode had already: their bytes are not expected."""
     chunks: int = 0
     queue_s: float = 0.0
     """Admission: from the first byte that could have been sent to its departure."""

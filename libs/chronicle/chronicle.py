@@ -38,6 +38,7 @@ _ATTRIBUTES: dict[str, str] = {
     "bytes": attributes.KV_BYTES,
     "moved_bytes": attributes.KV_BYTES,
     "expected_bytes": attributes.KV_EXPECTED_BYTES,
+    "held_tokens": attributes.KV_HELD_TOKENS,
     "chunks": attributes.KV_CHUNKS,
     "retries": attributes.KV_RETRIES,
     "queue_s": attributes.KV_QUEUE_S,

@@ -61,6 +61,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """SGLang's name of the format in which the model writes tool calls; empty for none."""
     reasoning_parser: str = ""
     """SGLang's name of the format in which the model writes its reasoning; empty for none."""
+    prefix_cache: bool = False
+    """Whether a decode engine keeps the KV of ended requests and asks for the rest only."""
     engine_args: dict[str, Any] = {}
     """Further arguments for SGLang, by its own names."""
 

@@ -133,8 +133,13 @@ class UcxBackend(BaseKVManager):
         """Note that decode has asked for a room."""
         self._ahead.discard(room)
 
-    def conclude(self, handle: Fetch | Offer) -> None:
-        """Tell the engine host how a room ended; call it once a room."""
+    def conclude(self, handle: Fetch | Offer, held_tokens: int) -> None:
+        """Tell the engine host how a room ended; call it once a room.
+
+        Args:
+            handle: our end of the room.
+            held_tokens: tokens at the start of the prompt that decode held already.
+        """
         self._ahead.discard(handle.room)
         failure = handle.failure
         queue_s, forward_s = self._times.pop(handle.room, (0.0, 0.0))
@@ -142,6 +147,7 @@ class UcxBackend(BaseKVManager):
             RoomClosed(
                 room=handle.room,
                 report=handle.report,
+                held_tokens=held_tokens,
                 code=failure.code if failure else None,
                 detail=failure.detail if failure else "",
                 queue_s=queue_s,

@@ -49,6 +49,8 @@ class UcxReceiver(BaseKVReceiver):
         self._fetch: Fetch | None = None
         self._source: PeerAddress | None = None
         self._refusal = ""
+        self._held = 0
+        """Tokens of the prompt that this engine has already."""
         # Prefill waits no longer than that for our ask, so later pages would be of no use.
         self._deadline = time.monotonic() + mgr.want_timeout_s
         try:
@@ -77,13 +79,14 @@ class UcxReceiver(BaseKVReceiver):
             return
         pages = np.asarray(kv_indices, dtype=np.int64)
         size = self.kv_mgr.page_size
+        self._held = decode_prefix_len or 0
         self._fetch = self.kv_mgr.plane.fetch(
             self._source,
             Room(self.bootstrap_room),
             pages,
             row=aux_index if aux_index is not None else -1,
             tokens=len(pages) * size,
-            skip_pages=(decode_prefix_len or 0) // size,
+            skip_pages=self._held // size,
         )
 
     def poll(self) -> int:
@@ -145,4 +148,4 @@ class UcxReceiver(BaseKVReceiver):
     def _conclude(self, state: int) -> None:
         self.conclude_state = state
         if self._fetch is not None:
-            self.kv_mgr.conclude(self._fetch)
+            self.kv_mgr.conclude(self._fetch, self._held)

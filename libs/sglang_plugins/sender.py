@@ -150,4 +150,6 @@ class UcxSender(BaseKVSender):
         self.conclude_state = state
         if self._first_send is not None:
             self._seconds = time.perf_counter() - self._first_send
-        self.kv_mgr.conclude(self._offer)
+        # Where computing began before the ask, only the offer has heard of it.
+        held = self._offer.skip_pages * self.kv_mgr.page_size
+        self.kv_mgr.conclude(self._offer, held)

@@ -26,6 +26,7 @@ __all__ = [
     "KV_CHUNKS",
     "KV_COPY_S",
     "KV_EXPECTED_BYTES",
+    "KV_HELD_TOKENS",
     "KV_LANE",
     "KV_QUEUE_S",
     "KV_RETRIES",
@@ -104,6 +105,7 @@ PREFILL_CHUNKS = "pdbus.prefill.chunks"
 KV_BYTES = "pdbus.kv.bytes"
 KV_EXPECTED_BYTES = "pdbus.kv.expected_bytes"
 KV_TOKENS = "pdbus.kv.tokens"
+KV_HELD_TOKENS = "pdbus.kv.held_tokens"
 KV_CHUNKS = "pdbus.kv.chunks"
 KV_LANE = "pdbus.kv.lane"
 KV_WIRE_S = "pdbus.kv.wire_s"

@@ -65,7 +65,7 @@ class WorkerSettings(ServiceSettings, frozen=True, kw_only=True):
         return LanePolicy.parse(self.kv_lanes)
 
 
-def engine_factory(
+def engine_factory(  # noqa: PLR0913 - what all have, and what roles have of their own
     settings: WorkerSettings,
     *,
     role: Role,
@@ -73,6 +73,7 @@ def engine_factory(
     clock: Clock,
     tasks: Tasks,
     parsers: tuple[str, str] = ("", ""),
+    prefix_cache: bool = False,
 ) -> EngineFactory:
     """Return what makes the next incarnation of the worker's engine.
 
@@ -83,6 +84,7 @@ def engine_factory(
         clock: dates its figures.
         tasks: own its reader.
         parsers: names of the tool parser and the reasoning parser of the model's answers.
+        prefix_cache: whether a decode engine keeps the KV of ended requests.
     """
     logs = Path(settings.state_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -107,6 +109,7 @@ def engine_factory(
             tool_parser=parsers[0],
             reasoning_parser=parsers[1],
             script=settings.script,
+            prefix_cache=prefix_cache,
             engine_args=settings.engine_args,
         )
         return HostedEngine(options, clock, tasks)

@@ -25,6 +25,7 @@ async def build(parts: Parts[Settings]) -> DecodeService:
         clock=parts.clock,
         tasks=parts.tasks,
         parsers=(parts.settings.tool_parser, parts.settings.reasoning_parser),
+        prefix_cache=parts.settings.prefix_cache,
     )
     return DecodeService(
         bus=parts.bus,

@@ -18,6 +18,9 @@ class Settings(WorkerSettings, frozen=True, kw_only=True):
     kv_probe: bool = True
     """Whether the way to each prefill engine is measured when it appears; without it the lane of
     a pair is unknown, which breaches `kv_lanes=require:…`."""
+    prefix_cache: bool = False
+    """Whether SGLang keeps the KV of ended requests, so that of a prompt that begins as one of them
+    only the rest is moved. SGLang calls it experimental. The scripted engine keeps nothing."""
     tool_parser: str = ""
     """Format in which the model writes tool calls, by SGLang's name (as `qwen25` or `hermes`);
     without one, only calls that a request forces are told apart from text."""

@@ -124,6 +124,7 @@ def _transfer_facts(attempt: Attempt, report: TransferReport) -> dict[str, Fact]
         "expected_bytes": report.expected_bytes,
         "moved_bytes": report.moved_bytes,
         "tokens": report.tokens,
+        "held_tokens": report.held_tokens,
         "chunks": report.chunks,
         "retries": attempt.number,
         "queue_s": round(report.queue_s, 6),

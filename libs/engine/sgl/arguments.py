@@ -142,6 +142,8 @@ def _disaggregation(facts: Facts) -> dict[str, Any]:
         "disaggregation_transfer_backend": BACKEND,
         "disaggregation_bootstrap_port": facts.label_port,
     }
-    if role == Role.DECODE and not facts.cuda:
-        arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    if role == Role.DECODE:
+        arguments["disaggregation_decode_enable_radix_cache"] = facts.options.prefix_cache
+        if not facts.cuda:
+            arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments

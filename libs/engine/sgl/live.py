@@ -129,14 +129,19 @@ class LiveJob:
         return None if self.job.sampling.logprobs is None else Details(logprobs=logprobs_of(meta))
 
     def _report(self) -> TransferReport | None:
-        """Return the report with the bytes that the model's shape demands, not the plane's word."""
-        report = self._closed.report if self._closed else None
-        if report is None:
+        """Return the report with the bytes that the model's shape demands, not the plane's word.
+
+        What decode's scheduler says that it holds is not among them.
+        """
+        closed = self._closed
+        if closed is None or closed.report is None:
             return None
+        report = closed.report
         tokens = len(self.job.input_ids) // 4
         size = self._card.page_size
-        whole = -(-tokens // size) * size
-        # What decode held already is not moved: the plane counts the pages that were asked for.
-        asked = min(whole, report.tokens) if report.tokens else whole
-        expected = asked * self._card.kv_bytes_per_token + self._row_bytes
-        return msgspec.structs.replace(report, tokens=tokens, expected_bytes=expected)
+        held = closed.held_tokens
+        rest = max(0, -(-tokens // size) * size - held)
+        expected = rest * self._card.kv_bytes_per_token + self._row_bytes
+        return msgspec.structs.replace(
+            report, tokens=tokens, held_tokens=held, expected_bytes=expected
+        )

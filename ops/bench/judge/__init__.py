@@ -3,7 +3,7 @@
 from ops.bench.judge.cancels import Cancels, cancel_many
 from ops.bench.judge.cells import CELLS, Outcome, judge_cell
 from ops.bench.judge.pair import Pair, pair
-from ops.bench.judge.phases import Action, Phase
+from ops.bench.judge.phases import Action, Phase, Subject, act, half_move
 
 __all__ = [
     "CELLS",
@@ -12,7 +12,10 @@ __all__ = [
     "Outcome",
     "Pair",
     "Phase",
+    "Subject",
+    "act",
     "cancel_many",
+    "half_move",
     "judge_cell",
     "pair",
 ]

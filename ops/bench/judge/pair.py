@@ -17,7 +17,7 @@ from libs.engine.process import HostedEngine
 from libs.lifecycle.tasks import Tasks
 from libs.models import ModelFolder
 from ops.bench.rig import Rig, greedy, options_for, rig
-from proto.host import EngineLoad
+from proto.host import EngineLoad, EngineReady
 from proto.workers import Role
 
 __all__ = ["PAIR", "WANT_S", "Pair", "pair"]
@@ -67,17 +67,28 @@ class Pair:
         else:
             os.killpg(os.getpgid(self.rig.ready[role].pids[0]), signal.SIGKILL)
 
+    def engine(self, role: Role, **more: Any) -> HostedEngine:
+        """Return an engine that has not started, with the options of the pair and more."""
+        return HostedEngine(
+            options_for(role, self._model, self._logs, **(_OPTIONS | more)),
+            SystemClock(),
+            self.tasks,
+            on_progress=lambda _text: None,
+        )
+
+    def with_engine(self, role: Role, engine: HostedEngine, ready: EngineReady) -> Pair:
+        """Return this pair in its present lives, but for another engine in one of the roles."""
+        lives = Rig(
+            {**self.rig.engines, role: engine}, {**self.rig.ready, role: ready}, self.rig.start_s
+        )
+        return Pair(lives, self.tasks, self._model, self._logs)
+
     async def restart(self, role: Role) -> str:
         """Start the next life of an engine; return what was wrong with the end of the former."""
         former = self.rig.engines[role]
         await former.stop()
         left = await _left_after(self.rig.pids(role), _GONE_S)
-        fresh = HostedEngine(
-            options_for(role, self._model, self._logs, **_OPTIONS),
-            SystemClock(),
-            self.tasks,
-            on_progress=lambda _text: None,
-        )
+        fresh = self.engine(role)
         self.rig.engines[role] = fresh
         self.rig.ready[role] = await fresh.start()
         return f"{role} left processes {left}" if left else ""

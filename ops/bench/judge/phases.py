@@ -18,7 +18,17 @@ from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import JobId, Room
 from proto.workers import Role
 
-__all__ = ["Action", "End", "NotReachedError", "Phase", "Subject", "act", "new_subject", "reach"]
+__all__ = [
+    "Action",
+    "End",
+    "NotReachedError",
+    "Phase",
+    "Subject",
+    "act",
+    "half_move",
+    "new_subject",
+    "reach",
+]
 
 End = JobFinished | JobFailed | EngineDead
 
@@ -155,7 +165,8 @@ async def reach(pair: Pair, phase: Phase) -> list[Subject]:
             subject.start(_P, _D)
             await _until(lambda: 0 < pair.load(_P).kv_used_tokens < _LONG)
         case Phase.TRANSFERRING:
-            subject = await _half_moved(pair)
+            subject = new_subject(pair, _MIDDLE, _FEW)
+            await half_move(pair, subject)
         case Phase.DECODING:
             subject = new_subject(pair, _SHORT, _MANY)
             subject.start(_P, _D)
@@ -190,16 +201,20 @@ async def _queue(pair: Pair) -> list[Subject]:
     return [before, subject]
 
 
-async def _half_moved(pair: Pair) -> Subject:
-    subject = new_subject(pair, _MIDDLE, _FEW)
+async def half_move(pair: Pair, subject: Subject) -> None:
+    """Start a request; return when some of it has moved, and decode's scheduler stands still.
+
+    Raises:
+        NotReachedError: it did not come there in time; decode goes on.
+    """
     subject.start(_D)
-    await _until(lambda: pair.load(_D).kv_used_tokens >= _MIDDLE)
+    await _until(lambda: pair.load(_D).kv_used_tokens >= len(subject.ids))
     # Decode has granted its slabs: prefill fills them and must wait for more.
     os.kill(pair.scheduler(_D), signal.SIGSTOP)
     reached = False
     try:
         subject.start(_P)
-        await _until(lambda: pair.load(_P).kv_used_tokens >= _MIDDLE)
+        await _until(lambda: pair.load(_P).kv_used_tokens >= len(subject.ids))
         await asyncio.sleep(_SETTLE_S)
         reached = pair.load(_P).running > 0 and not subject.done(_P)
     finally:
@@ -207,7 +222,6 @@ async def _half_moved(pair: Pair) -> Subject:
             _resume(pair)
     if not reached:
         raise NotReachedError("prefill has sent all of it to an engine that stands still")
-    return subject
 
 
 def _resume(pair: Pair) -> None:

@@ -215,6 +215,9 @@ def _transfer(event: Event) -> str:
         return _facts(event)
     equal = "=" if moved == expected else "≠"
     parts = [f"moved {moved:,} {equal} expected {expected:,} bytes", f"lane {lane}"]
+    held = event.data.get("held_tokens")
+    if isinstance(held, int) and held:
+        parts.append(f"{held:,} tokens were there already")
     wire_s = event.data.get("wire_s")
     if isinstance(wire_s, float) and wire_s > 0:
         parts.append(f"{moved / wire_s / 1e9:.3f} GB/s on the wire")

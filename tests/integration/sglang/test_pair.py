@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from libs.engine.process import HostedEngine
 from libs.models import ModelFolder, resolve
-from ops.bench.judge import CELLS, Action, Pair, Phase, cancel_many, judge_cell, pair
+from ops.bench.judge import (
+    CELLS,
+    Action,
+    Pair,
+    Phase,
+    Subject,
+    act,
+    cancel_many,
+    half_move,
+    judge_cell,
+    pair,
+)
+from ops.bench.judge.pair import token_ids
 from ops.bench.parity import CASES, compare_on
 from ops.bench.prompts import prompt
-from ops.bench.rig import Rig, greedy, job_for
+from ops.bench.rig import Rig, greedy, job_for, new_job, new_room_id
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
-from proto.host import JobFailed, JobFinished, JobKind
-from proto.kv import Lane, PeerAddress
+from proto.host import EngineReady, JobFailed, JobFinished, JobKind
+from proto.kv import Lane, PeerAddress, TransferReport
 from proto.output import Parsing
 from proto.sampling import Guide, GuideKind
 from proto.workers import Role
@@ -40,6 +55,8 @@ pytestmark = [
 CASE = next(case for case in CASES if case.model == "tiny" and case.page_size == 16)
 PAIR = (Role.PREFILL, Role.DECODE)
 QUICK_CRASHES = ((Phase.PREFILLING, Action.KILL_PREFILL),)
+KEPT_TOKENS = 2560
+PAGE = CASE.page_size
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +78,22 @@ async def judged(
 def engines(judged: Pair) -> Rig:
     """Return the engines in their present lives."""
     return judged.rig
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keeper(judged: Pair) -> AsyncIterator[tuple[HostedEngine, EngineReady]]:
+    """Return a second decode engine: it keeps prefixes, and its memory is soon full of them."""
+    engine = judged.engine(Role.DECODE, prefix_cache=True, kv_tokens=KEPT_TOKENS)
+    try:
+        yield engine, await engine.start()
+    finally:
+        await engine.stop()
+
+
+@pytest.fixture
+def keeping(judged: Pair, keeper: tuple[HostedEngine, EngineReady]) -> Pair:
+    """Return the pair of prefill and the decode engine that keeps prefixes."""
+    return judged.with_engine(Role.DECODE, *keeper)
 
 
 async def _nothing_held(engines: Rig, limit_s: float = 2.0) -> bool:
@@ -333,3 +366,110 @@ async def test_an_idle_scheduler_has_one_loop_of_gloo(engines: Rig) -> None:
     """SGLang's groups of one process share a thread, so that nine do not wake for nothing."""
     for role in (*PAIR, Role.AGGREGATED):
         assert _threads(engines.pids(role)).count("gloo_tcp_loop") == 1
+
+
+# A decode engine that keeps prefixes
+
+
+async def _moved(pair: Pair, ids: list[int], **more: str) -> tuple[list[int], TransferReport]:
+    """Ask the pair; return its answer, and what both sides say of the transfer, which is the same.
+
+    The answer is that of the aggregated engine.
+    """
+    said = await Said.by_the_pair(pair.rig, ids, drawn(24), **more)
+    assert isinstance(said.prefill, JobFinished), said.prefill
+    assert said.end is not None
+    ours, theirs = said.end.transfer, said.prefill.transfer
+    assert ours is not None
+    assert theirs is not None
+    for name in ("moved_bytes", "expected_bytes", "tokens", "held_tokens"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert said.ids == (await Said.by_one(pair.rig, ids, drawn(24))).ids
+    return said.ids, ours
+
+
+def _bytes_of(pair: Pair, report: TransferReport) -> int:
+    """Return the bytes that the pages of a prompt have which decode did not hold."""
+    rest = -(-report.tokens // PAGE) * PAGE - report.held_tokens
+    return rest * pair.rig.ready[Role.DECODE].card.kv_bytes_per_token
+
+
+async def test_of_a_prompt_that_decode_holds_in_part_only_the_rest_moves(keeping: Pair):
+    """Prompts, longer ones, a second turn and a beginning: the right bytes and the right tokens.
+
+    Pages of an answer, which decode has computed by itself, are held too; of a prompt that is held
+    to its last token only the row of metadata moves; another salt holds nothing.
+    """
+    first, more, other = token_ids(900, 301), token_ids(300, 302), token_ids(100, 303)
+    answer, whole = await _moved(keeping, first)
+    row = whole.moved_bytes - _bytes_of(keeping, whole)
+    assert (whole.held_tokens, whole.tokens) == (0, 900)
+    assert 0 < row < 8192
+    asks = (
+        (first, 896),
+        (first + more, 896),
+        (first + answer + other, (900 + len(answer) - 1) // PAGE * PAGE),
+        (first[:517] + other, 512),
+        (first[: 32 * PAGE], 32 * PAGE),
+        (first[:PAGE], PAGE),
+        (first[: PAGE - 1], 0),
+    )
+    for ids, held in asks:
+        _, report = await _moved(keeping, ids)
+        assert (report.tokens, report.held_tokens) == (len(ids), held)
+        assert report.expected_bytes == _bytes_of(keeping, report) + row
+        assert report.moved_bytes == report.expected_bytes
+    _, salted = await _moved(keeping, first, cache_salt="another")
+    assert (salted.held_tokens, salted.moved_bytes) == (0, whole.moved_bytes)
+    assert await _nothing_held(keeping.rig)
+
+
+@pytest.mark.parametrize("action", [Action.ABORT_PREFILL, Action.ABORT_DECODE], ids=PAIR)
+async def test_a_transfer_that_breaks_off_leaves_no_pages_in_the_cache(
+    keeping: Pair, action: Action
+):
+    """Aborted by either side when some of the rest has moved, all of the rest moves anew.
+
+    What was held before is held still, nothing else is, and the answer is the right one.
+    """
+    held, rest = token_ids(640, 401), token_ids(1000, len(action.label) + 410)
+    await _moved(keeping, held)
+    subject = Subject(keeping, new_job(), new_room_id(), held + rest, 8)
+    await half_move(keeping, subject)
+    await act(keeping, Phase.TRANSFERRING, action, [subject])
+    for end in (await subject.settle(10.0)).values():
+        assert isinstance(end, JobFailed), end
+        assert end.transfer is not None
+        assert (end.transfer.held_tokens, end.transfer.tokens) == (640, 1640)
+        assert 0 < end.transfer.moved_bytes < end.transfer.expected_bytes
+    assert await keeping.free_after(time.monotonic(), PAIR, 5.0) is not None
+    _, report = await _moved(keeping, held + rest)
+    assert report.held_tokens == 640
+    assert report.moved_bytes == report.expected_bytes
+    assert await _nothing_held(keeping.rig)
+
+
+async def test_kept_pages_are_given_up_for_others_and_aborts_leak_none(keeping: Pair):
+    """Prompts with a few beginnings, four at once, one of them aborted: the others are right.
+
+    Memory has room for three of them, so that what is kept is thrown away all the time.
+    """
+    dice = random.Random(5)
+    prompts = [token_ids(500, 500 + n % 4) + token_ids(200, 510 + n) for n in range(8)]
+    right = [(await keeping.rig.aggregated(ids, greedy(8))).ids for ids in prompts]
+    held = 0
+    for _ in range(12):
+        doomed, *others = dice.sample(range(8), 4)
+        subject = Subject(keeping, new_job(), new_room_id(), prompts[doomed], 200)
+        subject.start(*PAIR)
+        answers = asyncio.gather(*(keeping.rig.split(prompts[n], greedy(8)) for n in others))
+        await asyncio.sleep(dice.uniform(0.0, 0.5))
+        await asyncio.gather(*(subject.abort(role) for role in PAIR))
+        for n, answer in zip(others, await answers, strict=True):
+            assert (answer.failure, answer.ids) == ("", right[n])
+            assert isinstance(answer.last, JobFinished)
+            assert answer.last.transfer is not None
+            held += answer.last.transfer.held_tokens
+        assert None not in (await subject.settle(10.0)).values()
+    assert held > 0
+    assert await keeping.free_after(time.monotonic(), PAIR, 5.0) is not None

@@ -85,11 +85,13 @@ class Backend(SimpleNamespace):
             linked="",
             asked=[],
             concluded=[],
+            held=[],
             refused=[],
         )
 
-    def conclude(self, handle: Handle) -> None:
+    def conclude(self, handle: Handle, held_tokens: int) -> None:
         self.concluded.append(handle.room)
+        self.held.append(held_tokens)
 
     def may_begin(self, room: int, asker: str) -> bool:
         return asker == self.linked

@@ -34,7 +34,7 @@ def test_a_receiver_connects_first_and_asks_when_it_has_pages(receiver: Any, bac
     backend.plane.handles[0].state = RoomState.DONE
     assert receiver.poll() == SUCCESS
     receiver.clear()
-    assert backend.concluded == [7]
+    assert (backend.concluded, backend.held) == ([7], [32])
 
 
 def test_an_abort_before_the_ask_needs_no_plane(receiver: Any, backend: Any):

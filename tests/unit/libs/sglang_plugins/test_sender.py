@@ -56,6 +56,18 @@ def test_chunks_carry_their_place_and_the_last_one_the_row(sender: Any, backend:
     ]
 
 
+def test_what_decode_holds_is_told_though_computing_began_before_the_ask(sender: Any, backend: Any):
+    """The scheduler began with nothing left out; the report says what was left out in the end."""
+    assert sender.pop_decode_prefix_len() == 0
+    sender.init(3, 3)
+    _handle(backend).skip_pages = 2
+    sender.send(np.array([9, 8, 7], dtype=np.int32))
+    assert _handle(backend).pushed == [([9, 8, 7], 0, True, 3)]
+    _handle(backend).state = RoomState.DONE
+    assert sender.poll() == SUCCESS
+    assert backend.held == [32]
+
+
 def test_an_empty_last_chunk_is_still_sent(sender: Any, backend: Any):
     """When decode holds all pages, the row must travel nevertheless."""
     sender.init(0, 4)

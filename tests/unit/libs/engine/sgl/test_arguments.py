@@ -18,6 +18,7 @@ def _facts(role: Role, *, cuda: bool = False, **more: Any) -> Facts:
         served_model="m",
         model_path="/m",
         engine_args=more.pop("engine_args", {}),
+        prefix_cache=more.pop("prefix_cache", False),
     )
     return Facts(options=options, cuda=cuda, nccl_port=1111, label_port=2222, **more)
 
@@ -71,6 +72,14 @@ def test_the_user_has_the_last_word():
         _facts(Role.PREFILL, engine_args={"page_size": 1, "chunked_prefill_size": 256})
     )
     assert (chosen["page_size"], chosen["chunked_prefill_size"]) == (1, 256)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_only_decode_is_told_whether_it_keeps_prefixes(wanted: bool):
+    """Prefill and aggregated engines always do, and know no such argument."""
+    name = "disaggregation_decode_enable_radix_cache"
+    assert choose_arguments(_facts(Role.DECODE, prefix_cache=wanted))[name] is wanted
+    assert name not in choose_arguments(_facts(Role.PREFILL, prefix_cache=wanted))
 
 
 def test_traces_are_on_only_with_a_collector():

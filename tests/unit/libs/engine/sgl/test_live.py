@@ -144,10 +144,23 @@ async def test_kv_that_is_short_of_bytes_gives_no_answer():
     assert failed.detail == "9000 bytes moved, 9792 expected"
 
 
-def test_a_prefix_that_decode_held_need_not_move():
-    """The plane's count of tokens that were asked for is the measure, not the whole prompt."""
+@pytest.mark.parametrize(("held", "rest"), [(0, 16), (16, 0)])
+async def test_a_prefix_that_decode_held_need_not_move(held: int, rest: int):
+    """What decode's scheduler says that it holds is not expected, even if it holds all of it."""
     live = _live(JobKind.DECODE)
-    rest = TransferReport(
-        room=Room(7), lane=Lane.SYSV, expected_bytes=0, moved_bytes=9792, tokens=16
+    moved = rest * 2 * 2 * 2 * 16 * 4 + ROW
+    report = TransferReport(room=Room(7), lane=Lane.SYSV, expected_bytes=0, moved_bytes=moved)
+    assert live.room_closed(RoomClosed(room=Room(7), report=report, held_tokens=held), 10.5)
+    live.take(_item([1], "a", LENGTH))
+    end = (await _outputs(live))[-1]
+    assert (end.transfer.expected_bytes, end.transfer.held_tokens) == (moved, held)
+
+
+def test_a_prefix_that_decode_did_not_hold_must_move():
+    """Fewer pages than the rest of the prompt has are corrupt, whatever was asked for."""
+    live = _live(JobKind.DECODE)
+    row = TransferReport(
+        room=Room(7), lane=Lane.SYSV, expected_bytes=ROW, moved_bytes=ROW, tokens=16
     )
-    assert live.room_closed(RoomClosed(room=Room(7), report=rest), 10.5)
+    assert not live.room_closed(RoomClosed(room=Room(7), report=row), 10.5)
+    assert live.corrupt == "1600 bytes moved, 9792 expected"

@@ -103,6 +103,13 @@ def test_the_speed_is_that_of_the_wire() -> None:
     assert stage.note.endswith("lane sysv, 1.000 GB/s on the wire")
 
 
+def test_what_decode_held_already_is_told() -> None:
+    """That few bytes were expected has its reason beside it."""
+    facts = {"moved_bytes": 5, "expected_bytes": 5, "lane": "sysv", "held_tokens": 1024}
+    (stage,) = build([event(EventKind.STAGE_TRANSFER, DECODE, 0, 0, **facts)]).stages
+    assert stage.note.endswith("lane sysv, 1,024 tokens were there already")
+
+
 def test_a_short_transfer_is_visible() -> None:
     """If fewer bytes moved than expected, the picture says so."""
     events = [
