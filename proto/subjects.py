@@ -17,6 +17,7 @@ __all__ = [
     "ALL_LEASE_ENDS",
     "BUCKET_REQUESTS",
     "BUCKET_RESULTS",
+    "DECODE_HEARTBEATS",
     "GATEWAY_HEARTBEATS",
     "GROUP_ROUTER",
     "PREFILL_HEARTBEATS",
@@ -44,6 +45,7 @@ GROUP_ROUTER = "router"
 
 ALL_HEARTBEATS = f"{PREFIX}.heartbeat.>"
 GATEWAY_HEARTBEATS = f"{PREFIX}.heartbeat.gateway.>"
+DECODE_HEARTBEATS = f"{PREFIX}.heartbeat.decode.>"
 PREFILL_HEARTBEATS = f"{PREFIX}.heartbeat.prefill.>"
 ALL_CANCELS = f"{PREFIX}.cancel.>"
 ALL_EVENTS = f"{PREFIX}.events.>"

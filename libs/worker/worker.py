@@ -101,6 +101,7 @@ class Worker:
         self.pairs = PairWatch(
             bus=bus, clock=clock, tasks=tasks, policy=kv_lanes, changed=self.hurry
         )
+        self.trouble: Callable[[], str] = self.pairs.trouble
         self.leases = LeaseTable(self._ref.incarnation, self._side)
         expose(lambda: self.engine, role)
 
@@ -132,7 +133,7 @@ class Worker:
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether work is accepted, and if not, why."""
-        why = self.reason or self.pairs.trouble()
+        why = self.reason or self.trouble()
         return self.state is WorkerState.READY and not why, why
 
     def hurry(self) -> None:
@@ -297,7 +298,7 @@ class Worker:
         return Presence(
             ref=self.ref,
             state=self.state,
-            reason=self.reason or self.pairs.trouble(),
+            reason=self.reason or self.trouble(),
             card=ready.card if ready else None,
             address=ready.address if ready else None,
             load=self.load(),

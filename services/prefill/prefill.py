@@ -19,6 +19,7 @@ from proto.ids import InstanceId
 from proto.pairs import ANY_LANE, LanePolicy
 from proto.prefill import PrefillStart
 from proto.workers import Role
+from services.prefill.lanes import LaneWatch
 
 __all__ = ["PrefillService"]
 
@@ -49,14 +50,18 @@ class PrefillService:
             kv_lanes=kv_lanes,
         )
         self.worker.verbs = (Verb("start", PrefillStart, self._handle_start),)
+        self._lanes = LaneWatch(self.worker)
+        self.worker.trouble = self._lanes.trouble
 
     async def start(self) -> None:
         """Begin to load the engine and to take work."""
         await self.worker.start()
+        await self._lanes.start()
 
     async def drain(self, grace_s: float) -> None:
         """Finish what runs, refuse the rest, end the engine."""
         await self.worker.drain(grace_s)
+        await self._lanes.close()
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether work is accepted, and if not, why."""

@@ -80,9 +80,10 @@ async def test_a_lane_that_is_required_and_not_there_is_refused(
             arguments = REQUIRE if name in {"prefill-0", "decode-0"} else ()
             stack.start(name, *arguments, env=FORCED if name == forced else None)
         await not_ready(stack, "decode-0", "on lane tcp", "required is sysv")
+        reason = "lane tcp, prefill-0 requires sysv (only lane tcp leads to prefill"
+        await not_ready(stack, "prefill-0", "prefill-0 → decode-0", reason)
         reply = await ask(stack.port, "Hello")
         assert reply.status == 503, reply
-        reason = "lane tcp, prefill-0 requires sysv (only lane tcp leads to prefill"
         assert reason in await pdbus(stack, "workers")
         (row,) = [line for line in (await pdbus(stack, "pairs")).splitlines() if "decode-0" in line]
         assert "refused" in row
@@ -106,6 +107,8 @@ async def test_a_lane_that_is_required_and_not_there_is_refused(
         assert reply.headers[f"x-pdbus-{forced.partition('-')[0]}"] == other
         served = "decode-0" if other.startswith("prefill") else "decode-1"
         assert 'pdbus_kv_transfer_bytes_total{lane="sysv"' in await metrics(stack, served)
+        # A worker is ready as soon as one of its pairs is on the right lane.
+        await stack.ready({"decode-0": "prefill-0", "prefill-0": "decode-0"}[forced], within_s=5)
 
 
 async def test_an_unwanted_lane_is_pointed_out(words: Path, tmp_path: Path) -> None:
