@@ -437,11 +437,15 @@ async def test_a_transfer_that_breaks_off_leaves_no_pages_in_the_cache(
     subject = Subject(keeping, new_job(), new_room_id(), held + rest, 8)
     await half_move(keeping, subject)
     await act(keeping, Phase.TRANSFERRING, action, [subject])
+    moved: list[int] = []
     for end in (await subject.settle(10.0)).values():
         assert isinstance(end, JobFailed), end
         assert end.transfer is not None
         assert (end.transfer.held_tokens, end.transfer.tokens) == (640, 1640)
-        assert 0 < end.transfer.moved_bytes < end.transfer.expected_bytes
+        assert end.transfer.moved_bytes < end.transfer.expected_bytes
+        moved.append(end.transfer.moved_bytes)
+    # Decode may hear of the end before it looks at what had come.
+    assert max(moved) > 0
     assert await keeping.free_after(time.monotonic(), PAIR, 5.0) is not None
     _, report = await _moved(keeping, held + rest)
     assert report.held_tokens == 640
