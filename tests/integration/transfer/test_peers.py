@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.transfer.peer import PAGES, Peer
+from tests.support.sockets import sever
 
 pytestmark = pytest.mark.integration
 
@@ -242,3 +243,29 @@ def test_strangers_are_dropped_and_counted(
     prefill.until(lambda stats: stats["malformed_messages"] + stats["strangers"] == nonsense)
     move(prefill, decode, room, [1])
     assert decode("wait", side="fetch", room=room)["state"] == "DONE"
+
+
+def test_a_pair_that_is_cut_meets_again(start: Callable[..., Peer], room: int) -> None:
+    """Connections that are reset in mid-transfer: typed on both sides, then a new link.
+
+    Both engines live on, another pair of the same engine does not notice, and nothing is held.
+    """
+    config = {"settings": settings("tcp", credits=2)}
+    decode, prefill, other = start(**config), start(**config), start(**config)
+    decode.begun(), prefill.begun(), other.begun()
+    for number in range(0, 30, 10):
+        move(prefill, decode, room + number, LONG, 0)
+        move(other, decode, room + number + 1, LONG, 1)
+        for place in (0, 1):
+            decode("wait", side="fetch", room=room + number + place, state="MOVING")
+        assert sever(decode.pid, prefill.pid) > 0
+        lost = decode("wait", side="fetch", room=room + number, timeout=10)
+        assert (lost["state"], lost["code"]) == ("FAILED", "prefill_lost")
+        sent = prefill("wait", side="offer", room=room + number, timeout=10)
+        assert (sent["state"], sent["code"]) == ("FAILED", "decode_lost")
+        assert decode("wait", side="fetch", room=room + number + 1)["state"] == "DONE"
+        move(prefill, decode, room + number + 2, [1, 2, 3], 2)
+        assert decode("wait", side="fetch", room=room + number + 2)["state"] == "DONE"
+        assert decode("digest", pages=[1, 2, 3]) == prefill("digest", pages=[1, 2, 3])
+    for peer in (decode, prefill):
+        assert peer.until(lambda stats: not stats["open_rooms"])["peers_lost"] == 3
