@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.world.sockets import sever
 from tests.integration.transfer.peer import PAGES, Peer
-from tests.support.sockets import sever
 
 pytestmark = pytest.mark.integration
 
