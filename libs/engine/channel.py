@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -30,6 +32,7 @@ __all__ = [
 
 In = TypeVar("In", bound=Message)
 Out = TypeVar("Out", bound=Message)
+EndT = TypeVar("EndT", bound=asyncio.Protocol)
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
@@ -37,7 +40,6 @@ _HEADER = struct.Struct(">IBI")
 """Length of the body, then the head of a msgpack array with a 32-bit count."""
 _ARRAY32 = 0xDD
 _ARRAY_BYTES = 5
-_READ_BYTES = 1 << 20
 
 
 class ChannelClosed(Exception):
@@ -48,25 +50,74 @@ class FrameTooLarge(ValueError):
     """A message does not fit in a frame."""
 
 
-class Channel(Generic[Out, In]):
-    """One end of the socket. Not thread-safe: use it on its loop only."""
+class Channel(asyncio.Protocol, Generic[Out, In]):
+    """One end of the socket. Not thread-safe: use it on its loop only.
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        incoming: object,
-        *,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    What has come is decoded where it is read, and waits for `receive` unless somebody takes it.
+
+    Args:
+        incoming: the kinds of messages that the other end sends.
+    """
+
+    def __init__(self, incoming: object, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[list[In]] = msgspec.msgpack.Decoder(
             list[incoming]  # pyright: ignore[reportInvalidTypeForm] - the union is a value
         )
         self._max = max_frame_bytes
-        self._queue: list[bytes] = []
         self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._queue: list[bytes] = []
+        self._rest = b""
+        """The beginning of a frame whose end has not come."""
+        self._parts: list[bytes] = []
+        """What came of it since, where it is large."""
+        self._wanted = 0
+        """Bytes that are still to come before it can be whole."""
+        self._arrived: deque[list[In]] = deque()
+        self._take: Callable[[In], None] | None = None
+        self._end: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # What the loop calls
+
+    def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride] - as streams do
+        self, transport: asyncio.Transport
+    ) -> None:
+        """Begin."""
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop(ChannelClosed(str(exc or "the other end is gone")))
+
+    def pause_writing(self) -> None:
+        """Make `drain` wait."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let `drain` go on."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what was read."""
+        if self._end is not None:
+            return
+        if self._wanted > len(data):
+            self._wanted -= len(data)
+            self._parts.append(data)
+            return
+        if self._rest or self._parts:
+            data = b"".join((self._rest, *self._parts, data))
+            self._rest, self._parts = b"", []
+        self._wanted = 0
+        try:
+            self._split(data)
+        except ProtocolError as error:
+            self._stop(error)
+
+    # What the two sides call
 
     def send(self, message: Out) -> None:
         """Queue a message; it leaves with all others of this turn of the loop.
@@ -86,8 +137,9 @@ class Channel(Generic[Out, In]):
 
     def flush(self) -> None:
         """Write what is queued."""
-        if self._queue and not self._writer.is_closing():
-            self._writer.write(frames(self._queue, self._max))
+        transport = self._transport
+        if self._queue and transport is not None and not transport.is_closing():
+            transport.write(frames(self._queue, self._max))
         self._queue = []
 
     async def drain(self) -> None:
@@ -96,10 +148,18 @@ class Channel(Generic[Out, In]):
         Raises:
             ChannelClosed: the other end is gone.
         """
-        try:
-            await self._writer.drain()
-        except ConnectionError as error:
-            raise ChannelClosed(str(error)) from error
+        await self._writable.wait()
+        if isinstance(self._end, ChannelClosed):
+            raise self._end
+
+    def hand_on(self, take: Callable[[In], None]) -> None:
+        """Hand messages to `take` where they are read; it must return at once.
+
+        `receive` returns nothing from then on, but tells the end.
+        """
+        self._take = take
+        while self._arrived:
+            self._give(self._arrived.popleft())
 
     async def receive(self) -> list[In]:
         """Return the messages of the next frame.
@@ -108,24 +168,59 @@ class Channel(Generic[Out, In]):
             ChannelClosed: the other end is gone.
             ProtocolError: the bytes are not such messages, or the frame is over the limit.
         """
-        try:
-            header = await self._reader.readexactly(_LENGTH.size)
-            (length,) = _LENGTH.unpack(header)
-            if length > self._max:
-                text = f"frame of {length} bytes; the limit is {self._max}"
-                raise ProtocolError(text)
-            body = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChannelClosed(str(error)) from error
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProtocolError(str(error)) from error
+        while not self._arrived:
+            if self._end is not None:
+                raise self._end
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._arrived.popleft()
 
     def close(self) -> None:
         """Write what is queued and close this end."""
         self.flush()
-        self._writer.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _split(self, data: bytes) -> None:
+        """Take the frames that are whole; keep the rest."""
+        at, end = 0, len(data)
+        while end - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > self._max:
+                text = f"frame of {length} bytes; the limit is {self._max}"
+                raise ProtocolError(text)
+            start, stop = at + _LENGTH.size, at + _LENGTH.size + length
+            if stop > end:
+                self._wanted = stop - end
+                break
+            try:
+                messages = self._decoder.decode(memoryview(data)[start:stop])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ProtocolError(str(error)) from error
+            at = stop
+            self._give(messages)
+        self._rest = data[at:]
+
+    def _give(self, messages: list[In]) -> None:
+        if self._take is None:
+            self._arrived.append(messages)
+            self._wake()
+            return
+        for message in messages:
+            self._take(message)
+
+    def _stop(self, end: Exception) -> None:
+        if self._end is None:
+            self._end = end
+        self._writable.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 HostEnd = Channel[FromHost, ToHost]
@@ -137,14 +232,12 @@ ServiceEnd = Channel[ToHost, FromHost]
 
 async def open_host_end(sock: socket.socket) -> HostEnd:
     """Return the host's end on a connected socket."""
-    reader, writer = await _streams(sock)
-    return HostEnd(reader, writer, ToHost)
+    return await _open(sock, lambda: HostEnd(ToHost))
 
 
 async def open_service_end(sock: socket.socket) -> ServiceEnd:
     """Return the service's end on a connected socket."""
-    reader, writer = await _streams(sock)
-    return ServiceEnd(reader, writer, FromHost)
+    return await _open(sock, lambda: ServiceEnd(FromHost))
 
 
 def frames(bodies: list[bytes], max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -162,6 +255,8 @@ def frames(bodies: list[bytes], max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes
     return b"".join(out)
 
 
-async def _streams(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open(sock: socket.socket, make: Callable[[], EndT]) -> EndT:
     sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
-    return await asyncio.open_unix_connection(sock=sock, limit=_READ_BYTES)
+    loop = asyncio.get_running_loop()
+    _, end = await loop.create_unix_connection(make, sock=sock)
+    return end

@@ -207,10 +207,11 @@ class HostedEngine:
 
     async def _read(self, channel: ServiceEnd) -> None:
         reason = ""
+        channel.hand_on(self._take)
         try:
             while True:
-                for message in await channel.receive():
-                    self._take(message)
+                # Messages are taken where they are read: this waits for the end.
+                await channel.receive()
         except ChannelClosed:
             reason = await self._why()
         except ProtocolError as error:

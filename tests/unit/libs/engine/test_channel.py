@@ -87,8 +87,10 @@ def test_a_batch_over_the_limit_becomes_several_frames(bodies, limit):
 async def test_a_message_over_the_limit_is_refused():
     """A message that fits in no frame is refused when it is sent, and the channel goes on."""
     ours, theirs = socket.socketpair()
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    small = Channel(reader, writer, HostProgress, max_frame_bytes=100)
+    loop = asyncio.get_running_loop()
+    _, small = await loop.create_unix_connection(
+        lambda: Channel(HostProgress, max_frame_bytes=100), sock=ours
+    )
     host = await open_host_end(theirs)
     with pytest.raises(FrameTooLarge):
         small.send(AbortJob(job="x" * 200))
@@ -142,4 +144,52 @@ async def test_sending_to_a_closed_end_is_harmless():
     for _ in range(3):
         service.send(StopHost())
         await asyncio.sleep(0)
+    service.close()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000, 70_000])
+async def test_frames_may_come_in_any_pieces(piece):
+    """Frames, large ones too, are the same messages however the socket cuts them."""
+    ours, theirs = socket.socketpair()
+    service = await open_service_end(ours)
+    theirs.setblocking(False)
+    large = 300_000 if piece > 3 else 30
+    sent = [HostProgress(text="x" * size) for size in (0, large, 1, large)]
+    data = b"".join(frames([encode(message)]) for message in sent)
+    loop = asyncio.get_running_loop()
+    for at in range(0, len(data), piece):
+        await loop.sock_sendall(theirs, data[at : at + piece])
+        await asyncio.sleep(0)
+    assert await gather(service, len(sent)) == sent
+    theirs.close()
+    service.close()
+
+
+async def test_messages_are_handed_on_where_they_are_read():
+    """Who takes messages gets those that wait and all that follow, in order; the end is told."""
+    service, host = await both()
+    taken = []
+    host.send(EngineLoad(running=0))
+    await asyncio.sleep(0.01)
+    service.hand_on(taken.append)
+    for number in (1, 2):
+        host.send(EngineLoad(running=number))
+        host.flush()
+    host.close()
+    with pytest.raises(ChannelClosed):
+        await service.receive()
+    assert [load.running for load in taken] == [0, 1, 2]
+    service.close()
+
+
+async def test_drain_waits_for_the_other_end():
+    """What the other end has not read is waited for, and its end lets nobody wait."""
+    service, host = await both()
+    for _ in range(20):
+        service.send(AbortJob(job="x" * 100_000))
+    service.flush()
+    draining = asyncio.ensure_future(service.drain())
+    host.close()
+    with pytest.raises(ChannelClosed):
+        await asyncio.wait_for(draining, 5)
     service.close()
