@@ -6,6 +6,10 @@ Answers of two lengths are asked for in turns, so many at a time, and the CPU ti
 the stack is taken apart: what grows with the length is the tokens' share, what is left the
 request's. With one stream the token's share is that of a whole step of the engine, with many it is
 divided among those who share the step.
+
+Beside the CPU time (microseconds) stand the kernel's part of it, and how often the threads of a
+part waited for something: each wait ends with a wake-up, after which a process finds its memory
+cold. With one stream the price of such a wake-up shows: a step is then one token.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,10 +26,14 @@ from statistics import median
 import uvloop
 
 from ops.bench.edge.client import drive
-from ops.bench.edge.target import Target, cpu_seconds, stack
+from ops.bench.edge.target import Target, kernel_seconds, sleeps, stack, thread_seconds
 
-__all__ = ["Slope", "main", "slope_of"]
+__all__ = ["Slope", "main", "slope_of", "table_of"]
 
+Costs = dict[str, dict[str, float]]
+"""By kind, then by part of the stack."""
+
+_CPU, _KERNEL, _SLEEPS = _KINDS = "CPU us", "kernel us", "waits"
 _WARM_TOKENS = 64
 _ROUNDS = 2
 """Answers a stream, one after the other, in each load."""
@@ -33,7 +41,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Microseconds of CPU, by part of the stack."""
+    """One kind of cost, by part of the stack."""
 
     token: Mapping[str, float]
     request: Mapping[str, float]
@@ -53,33 +61,63 @@ def slope_of(
     return Slope(token, {part: less[part] - token[part] * short for part in less})
 
 
-async def _spent(target: Target, streams: int, tokens: int) -> dict[str, float]:
+async def _spent(target: Target, streams: int, tokens: int) -> Costs:
+    """Return what a request has cost each part, by kind of cost."""
     requests = streams * _ROUNDS
-    before = cpu_seconds(target)
+    before = _read(target)
     load = await drive(target.port, target.model, streams=streams, tokens=tokens, requests=requests)
-    after = cpu_seconds(target)
+    after = _read(target)
     if load.failures:
         raise RuntimeError(load.failures[0])
-    return {part: (after[part] - before[part]) / requests * 1e6 for part in after}
+    return {
+        kind: {part: (value - before[kind][part]) / requests for part, value in costs.items()}
+        for kind, costs in after.items()
+    }
+
+
+def _read(target: Target) -> Costs:
+    kinds: dict[str, Callable[[int], float]] = {
+        _CPU: lambda pid: thread_seconds(pid) * 1e6,
+        _KERNEL: lambda pid: kernel_seconds(pid) * 1e6,
+        _SLEEPS: sleeps,
+    }
+    return {
+        kind: {part: sum(map(read, pids)) for part, pids in target.groups.items()}
+        for kind, read in kinds.items()
+    }
 
 
 async def _measure(
     folder: Path, step_ms: float, streams: int, lengths: tuple[int, int], repeats: int
-) -> list[Slope]:
+) -> list[dict[str, Slope]]:
     with stack(folder, step_ms) as target:
         await _spent(target, streams, _WARM_TOKENS)
-        found: list[Slope] = []
+        found: list[dict[str, Slope]] = []
         for _ in range(repeats):
             less = await _spent(target, streams, lengths[0])
             more = await _spent(target, streams, lengths[1])
-            found.append(slope_of(lengths, (less, more)))
+            found.append({kind: slope_of(lengths, (less[kind], more[kind])) for kind in less})
         return found
 
 
-def _line(what: str, each: Sequence[Mapping[str, float]]) -> str:
-    middle = {part: median(one[part] for one in each) for part in each[0]}
-    parts = ", ".join(f"{part} {value:.1f}" for part, value in middle.items())
-    return f"us a {what:8} {sum(middle.values()):8.1f}  ({parts})"
+def table_of(found: Sequence[Mapping[str, Slope]]) -> list[str]:
+    """Return the medians as lines, a part of the stack each."""
+    heads = [f"{kind:>11}" for kind in _KINDS]
+    lines = [f"{'':10}  {'a token':<34}a request", f"{'':10}{''.join(heads)} {''.join(heads)}"]
+    parts = list(found[0][_CPU].token)
+    sums = [0.0] * (2 * len(_KINDS))
+    for part in parts:
+        token = [median(one[kind].token[part] for one in found) for kind in _KINDS]
+        request = [median(one[kind].request[part] for one in found) for kind in _KINDS]
+        sums = [a + b for a, b in zip(sums, (*token, *request), strict=True)]
+        lines.append(_line(part, (*token, *request)))
+    return [*lines, _line("all", sums)]
+
+
+def _line(part: str, values: Sequence[float]) -> str:
+    token, request = values[: len(_KINDS)], values[len(_KINDS) :]
+    cells = "".join(f"{value:11.2f}" for value in token), "".join(f"{v:11.1f}" for v in request)
+    return f"{part:10}{cells[0]} {cells[1]}"
 
 
 def main() -> int:
@@ -99,8 +137,7 @@ def main() -> int:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(measuring)
-    print(_line("token", [one.token for one in found]))
-    print(_line("request", [one.request for one in found]))
+    print("\n".join(table_of(found)))
     return 0
 
 

@@ -17,10 +17,21 @@ from libs.models.vocabulary import byte_vocabulary, write_tokenizer
 from ops.bench.stack import process_tree
 from ops.cli.stack.record import StackRecord, load
 
-__all__ = ["MODEL", "Target", "cpu_seconds", "direct", "rss_mib", "stack", "thread_seconds"]
+__all__ = [
+    "MODEL",
+    "Target",
+    "cpu_seconds",
+    "direct",
+    "kernel_seconds",
+    "rss_mib",
+    "sleeps",
+    "stack",
+    "thread_seconds",
+]
 
 MODEL = "words"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WAIT_S = 10.0
 _SLOTS = "160"
 _KV_TOKENS = "400000"
@@ -150,6 +161,25 @@ def thread_seconds(pid: int) -> float:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return spent / 1e9
+
+
+def kernel_seconds(pid: int) -> float:
+    """Return the part of a process' CPU time that the kernel has used, in steps of a tick."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[12]) * _TICK_S
+
+
+def sleeps(pid: int) -> float:
+    """Return how often the threads of a process that live have waited for something."""
+    count = 0
+    for entry in Path(f"/proc/{pid}/task").glob("*/status"):
+        try:
+            text = entry.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        line = next(line for line in text.splitlines() if line.startswith("voluntary"))
+        count += int(line.split()[1])
+    return count
 
 
 def _pdbus(*arguments: str, env: Mapping[str, str]) -> None:
