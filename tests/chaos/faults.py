@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tests.chaos.load import now_ms
-from tests.chaos.world.stack import NATS, WORKERS, ChaosStack
+from tests.chaos.world.stack import NATS, ON_TCP, WORKERS, ChaosStack
 
 __all__ = ["KINDS", "Injector", "Strike"]
 
 _AGAIN_S = 60.0
+_LOOK_S = 0.05
 _MOST_AT_ONCE = 3
+_MOVING_S = 3.0
+"""How long a transfer is waited for."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,9 @@ class Strike:
         return max(0.0, min(self.until_ms, until_ms) - max(self.from_ms, from_ms))
 
 
+_HOSTS = ("engine host", "transfer")
+"""What is done to an engine host and not to its service."""
+
 KINDS: dict[str, int] = {
     "kill gateway": 3,
     "kill router": 3,
@@ -58,6 +64,8 @@ KINDS: dict[str, int] = {
     "stop service": 7,
     "stop engine host": 4,
     "stop nats": 2,
+    "stop transfer": 4,
+    "sever pair": 6,
     "cut": 5,
     "hold": 4,
     "delay": 5,
@@ -119,6 +127,7 @@ class Injector:
             "kill": self._kill,
             "stop": self._stop,
             "blackout": self._blackout,
+            "sever": self._sever,
         }
         self._hurt.add(target)
         try:
@@ -132,7 +141,9 @@ class Injector:
             found = ["all"]
         elif what == "nats":
             found = [NATS]
-        elif what == "engine host":
+        elif action == "sever":
+            found = [ON_TCP]
+        elif what in _HOSTS:
             found = [name for name in services if name.startswith(WORKERS)]
         elif action == "kill":
             found = [name for name in services if name.startswith(what)]
@@ -171,7 +182,10 @@ class Injector:
             await asyncio.sleep(0.05)
 
     async def _stop(self, kind: str, target: str) -> None:
-        host = kind == "stop engine host"
+        host = kind.endswith(_HOSTS)
+        if kind == "stop transfer" and not await self._met(target):
+            self.skipped[kind] += 1
+            return
         send = self._stack.signal_host if host else self._stack.signal
         pid = send(target, signal.SIGSTOP)
         if pid is None:
@@ -181,6 +195,29 @@ class Injector:
         await asyncio.sleep(self._rng.uniform(1, 10))
         send(target, signal.SIGCONT)
         strike.until_ms = now_ms()
+
+    async def _sever(self, kind: str, target: str) -> None:
+        """Reset what connects an engine with one of prefill while a room of it is open."""
+        peers = [slot.name for slot in self._stack.record.slots if slot.role == "prefill"]
+        self._rng.shuffle(peers)
+        met = await self._met(target)
+        strike = Strike(kind, target, now_ms(), float("inf"))
+        # One pair: those of the other peer must go on.
+        if met and any(self._stack.sever(target, peer) for peer in peers):
+            strike.until_ms = now_ms()
+            self.strikes.append(strike)
+        else:
+            self.skipped[kind] += 1
+
+    async def _met(self, target: str) -> bool:
+        """Wait for a transfer of a worker; return whether there is one."""
+        try:
+            async with asyncio.timeout(_MOVING_S):
+                while not await self._stack.is_moving(target):
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            return False
+        return True
 
     async def _part(self, kind: str, target: str) -> None:
         proxy = self._stack.proxies[target]

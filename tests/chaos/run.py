@@ -23,7 +23,7 @@ from tests.chaos.load import Ask, Load, Manner, Told
 from tests.chaos.world.hostile import open_hostile
 from tests.chaos.world.logs import tracebacks
 from tests.chaos.world.oracle import Oracle
-from tests.chaos.world.stack import ChaosStack, Size, open_stack
+from tests.chaos.world.stack import ON_TCP, ChaosStack, Size, open_stack
 from tests.chaos.world.watcher import Watcher, open_watcher
 
 __all__ = ["Options", "chaos", "environment", "rest", "run"]
@@ -36,6 +36,7 @@ _LAST_TRIES = 4
 
 PROFILE = {"step_s": 0.004, "prefill_token_s": 0.0001, "chunk_tokens": 256}
 DECODE_STEP_S = 0.012
+TCP = ("--kv-transports", "tcp")
 FAULTS: list[dict[str, Any]] = [
     {"when": "transfer", "action": "stall", "seconds": 0.4, "probability": 0.15},
     {"when": "prefill", "action": "stall", "seconds": 0.4, "probability": 0.1},
@@ -78,7 +79,7 @@ async def run(options: Options) -> Figures:
     """Carry out a run and judge it."""
     env = environment(options.script, deadline_s=DEADLINE_S)
     async with (
-        open_stack(options.folder, Size(), env=env) as stack,
+        open_stack(options.folder, Size(), env=env, more={ON_TCP: TCP}) as stack,
         open_watcher(stack.nats_url) as watcher,
     ):
         evidence = await chaos(stack, watcher, options)
@@ -106,6 +107,7 @@ async def chaos(stack: ChaosStack, watcher: Watcher, options: Options) -> Eviden
         await asyncio.sleep(4)
         load.stop()
     print(f"copies sent by the hostile client: {hostile.sent.total()}")
+    print(f"faults that met no target: {dict(injector.skipped) or 'none'}")
     late = await stack.all_ready(_REST_S)
     await rest(watcher, _REST_S)
     last = await _ask_again(stack, rng)

@@ -166,6 +166,7 @@ WRONG = streamed(frame({"content": " six"}), frame({}, "length"), DONE)
 NO_END = streamed(frame({"content": " one"}))
 BROKEN = streamed(frame({"content": " one"}), whole=False)
 OTHER = msgspec.structs.replace(EVENTS[1], instance=InstanceId("prefill-11111111"))
+LOST = event(EventKind.ENGINE_LOST, incarnation=LIFE, reason="it broke")
 
 BROKEN_PROMISES: dict[str, tuple[str, Callable[[], Evidence]]] = {
     "a cut answer that claims to be complete": ("I1", lambda: evidence(told=[told(CUT)])),
@@ -244,6 +245,12 @@ BROKEN_PROMISES: dict[str, tuple[str, Callable[[], Evidence]]] = {
         lambda: evidence(told=[told(failed(ErrorCode.IDEMPOTENCY_KEY_REUSED, 422), key="k")]),
     ),
     "a survivor that was restarted": ("survivor", lambda: evidence(restarts={"prefill-0": 1})),
+    "an engine that is lost with its peer": (
+        "survivor",
+        lambda: evidence(
+            events=[*EVENTS, LOST], strikes=[Strike("kill engine host", "decode-0", 1_000, 2_000)]
+        ),
+    ),
     "a victim that does not come back": (
         "ready",
         lambda: evidence(
@@ -253,6 +260,12 @@ BROKEN_PROMISES: dict[str, tuple[str, Callable[[], Evidence]]] = {
     ),
     "a logged exception": ("traceback", lambda: evidence(tracebacks=["it broke"])),
 }
+
+
+def test_an_engine_that_was_killed_is_lost() -> None:
+    """The loss of an engine has its reason in the kill of its own host."""
+    kill = Strike("kill engine host", "prefill-0", 1_000, 2_000)
+    assert judged(evidence(events=[*EVENTS, LOST], strikes=[kill])).violations == []
 
 
 @pytest.mark.parametrize("name", BROKEN_PROMISES)

@@ -40,6 +40,7 @@ def check_engines(evidence: Evidence, verdict: Verdict) -> None:
             verdict.remarks["restarts of what was not ready again yet"] += restarts - kills[slot]
         elif restarts != kills[slot]:
             verdict.violate("survivor", f"{slot}: {restarts} restarts, {kills[slot]} kills")
+    _check_lives(evidence, verdict)
     for text in evidence.late:
         verdict.violate("ready", f"not ready at rest: {text}")
     for strike in evidence.strikes:
@@ -47,6 +48,22 @@ def check_engines(evidence: Evidence, verdict: Verdict) -> None:
             verdict.violate("ready", f"{strike.target} was not ready within 60 s: {strike.kind}")
     for text in evidence.tracebacks:
         verdict.violate("traceback", text)
+
+
+def _check_lives(evidence: Evidence, verdict: Verdict) -> None:
+    """An engine is lost with its own kill only, whatever becomes of its peers and its service."""
+    for event in evidence.events:
+        if event.kind is not EventKind.ENGINE_LOST:
+            continue
+        slot = evidence.slots.get(event.instance, "")
+        kills = evidence.struck(
+            event.at_ms - _NEAR_MS, event.at_ms, slot, kinds=["kill engine host"]
+        )
+        if not any(kills):
+            why = event.data.get("reason")
+            verdict.violate(
+                "survivor", f"the engine of {slot} was lost, and nobody killed it: {why}"
+            )
 
 
 def prefill_tokens(evidence: Evidence) -> tuple[int, int]:

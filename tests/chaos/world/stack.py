@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,17 +14,22 @@ import psutil
 
 from ops.cli.stack.ports import free_port
 from ops.cli.stack.record import SlotRecord, SlotState, StackRecord, load
-from tests.chaos.world.routed_up import MONITOR, ROUTES
+from tests.chaos.world.routed_up import MONITOR, MORE, ROUTES
+from tests.chaos.world.sockets import sever
+from tests.support.http_client import get
 from tests.support.proxy import Proxy, open_proxy
 from tests.support.stack import RunningStack, StackFailed, start_stack
 
-__all__ = ["WORKERS", "ChaosStack", "Size", "open_stack"]
+__all__ = ["NATS", "ON_TCP", "WORKERS", "ChaosStack", "Size", "open_stack"]
 
 NATS = "nats-0"
+ON_TCP = "decode-1"
+"""A worker whose KV may come over TCP, as from another host, so that its pairs can be parted."""
 WORKERS = ("prefill", "decode")
 _PROGRAM = "tests.chaos.world.routed_up"
 _READY_S = 120.0
 _POLL_S = 0.05
+_OPEN_ROOMS = "pdbus_kv_inflight_transfers{"
 
 
 class Size:
@@ -106,6 +111,25 @@ class ChaosStack:
         pid = self.host(name)
         return pid if pid is not None and _signal(pid, number) else None
 
+    def sever(self, one: str, other: str) -> int:
+        """Reset the connections between two workers' engine hosts; return how many there were."""
+        first, second = self.host(one), self.host(other)
+        if first is None or second is None:
+            return 0
+        try:
+            return sever(first, second)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return 0  # killed just now, or not ours to touch on this machine
+
+    async def is_moving(self, name: str) -> bool:
+        """Return whether a worker's engine has open rooms, by the worker's own metrics."""
+        try:
+            page = await get(self.slot(name).health_port, "/metrics", timeout_s=1)
+        except (OSError, TimeoutError):
+            return False
+        rows = [row for row in page.body.decode().splitlines() if row.startswith(_OPEN_ROOMS)]
+        return any(float(row.rpartition(" ")[2]) > 0 for row in rows)
+
     async def ready_again(self, name: str, pid: int, timeout_s: float) -> bool:
         """Wait until a slot has a ready process that is not `pid`."""
         try:
@@ -155,7 +179,12 @@ def _signal(pid: int, number: int) -> bool:
 
 @asynccontextmanager
 async def open_stack(
-    state_dir: Path, size: Size, *, env: Mapping[str, str], routed: Iterable[str] | None = None
+    state_dir: Path,
+    size: Size,
+    *,
+    env: Mapping[str, str],
+    routed: Iterable[str] | None = None,
+    more: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[ChaosStack]:
     """Run a stack for the length of the context.
 
@@ -164,6 +193,7 @@ async def open_stack(
         size: how many processes.
         env: variables for all of them.
         routed: the services that get a proxy; None means all.
+        more: further arguments of services.
     """
     monitor = free_port()
 
@@ -179,7 +209,12 @@ async def open_stack(
         running = start_stack(
             state_dir,
             *size.arguments,
-            env={**env, ROUTES: json.dumps(routes), MONITOR: str(monitor)},
+            env={
+                **env,
+                ROUTES: json.dumps(routes),
+                MORE: json.dumps(more or {}),
+                MONITOR: str(monitor),
+            },
             program=_PROGRAM,
         )
         chaos = ChaosStack(running, proxies, monitor)
