@@ -27,7 +27,7 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 class Delivery:
     """A message that has arrived."""
 
-    __slots__ = ("data", "head", "reply", "subject")
+    __slots__ = ("_headers", "data", "head", "reply", "subject")
 
     def __init__(self, subject: str, reply: str, data: bytes, head: bytes = b"") -> None:
         self.subject = subject
@@ -36,11 +36,14 @@ class Delivery:
         self.data = data
         self.head = head
         """Its headers as they came."""
+        self._headers: dict[str, str] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers, by their exact names; a status is among them as `Status`."""
-        return headers_of(self.head) if self.head else {}
+        if self._headers is None:
+            self._headers = headers_of(self.head) if self.head else {}
+        return self._headers
 
 
 Handler = Callable[[Delivery], None]

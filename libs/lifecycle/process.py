@@ -50,6 +50,8 @@ _DRAIN_EXTRA_S = 5.0
 _BUS_DRAIN_S = 5.0
 """For the last replies, events and messages."""
 _READY_POLL_S = 0.05
+_COLLECT_AFTER = (5_000, 20, 10)
+"""Objects more than before, then collections of the younger ones, after which one comes."""
 _LAG_PERIOD_S = 0.5
 
 
@@ -270,9 +272,11 @@ def _settle_heap() -> None:
     """Take what a start has made out of the garbage collector's sight: it stays for ever.
 
     Otherwise each full collection under load looks through all of it, and requests wait meanwhile.
+    Nearly all that a request makes goes without a collection, so they come seldom.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _log_fatal(

@@ -15,6 +15,8 @@ from libs.text.pieces import Pieces
 __all__ = ["Tokenizer", "pack_ids", "unpack_ids"]
 
 _FILE = "tokenizer.json"
+_SHORT_CHARS = 2_048
+"""A text that is encoded in less time than threads take to wake."""
 _BYTE_LEVEL = "ByteLevel"
 """Name of the decoder's class; the library gives no types for its decoders."""
 
@@ -73,14 +75,18 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = False) -> bytes:
         """Return the ids of a prompt as little-endian uint32.
 
-        The interpreter lock is free meanwhile, so long texts can be encoded on another thread: of
-        the library's methods only those for batches let it go.
+        The interpreter lock is free while a long text is encoded, so that this can be done on
+        another thread: of the library's methods only those for batches let it go. They share their
+        work among threads, and to wake these costs more than a short text.
 
         Args:
             add_special: whether the tokenizer may frame the text with its own tokens, as for plain
                 text; a chat template has written them already.
         """
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        if len(text) <= _SHORT_CHARS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special)
+        else:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         return pack_ids(encoding.ids)
 
     def decode(self, ids: bytes, *, skip_special: bool = False) -> str:

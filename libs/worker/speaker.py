@@ -43,7 +43,8 @@ class Speaker:
         self._chronicle = chronicle
         self._role = role
         self._tasks = tasks
-        self._said: list[Said] = []
+        self._said: dict[Incarnation, list[Said]] = {}
+        """By the gateway that it is for."""
         self._leaving = False
 
     def say(self, attempt: Attempt, message: StreamMessage) -> None:
@@ -53,7 +54,10 @@ class Speaker:
 
     def tell(self, reply: ReplyTo, message: StreamMessage) -> None:
         """Tell one who follows."""
-        self._said.append((reply, message))
+        said = self._said.get(reply.incarnation)
+        if said is None:
+            said = self._said[reply.incarnation] = []
+        said.append((reply, message))
         if not self._leaving:
             self._leaving = True
             self._tasks.spawn(self._leave(), name="speak")
@@ -65,8 +69,8 @@ class Speaker:
                 if early_s > 0:
                     await self._clock.sleep(early_s)
                 self._left_s = self._clock.monotonic()
-                said, self._said = self._said, []
-                for part in _by_gateway(said):
+                said, self._said = self._said, {}
+                for part in said.values():
                     await self._send(part)
         finally:
             self._leaving = False
@@ -117,10 +121,3 @@ class Speaker:
         message = AttemptFailed(attempt=attempt.number, role=self._role, code=code, detail=detail)
         attempt.log.append(message)
         self.say(attempt, message)
-
-
-def _by_gateway(said: list[Said]) -> list[list[Said]]:
-    parts: dict[Incarnation, list[Said]] = {}
-    for one in said:
-        parts.setdefault(one[0].incarnation, []).append(one)
-    return list(parts.values())

@@ -163,6 +163,14 @@ def test_no_header_can_add_another_one():
     assert headers_of(head_of({"a": "b\r\nc: d"}) or b"") == {"a": "b  c: d"}
 
 
+def test_headers_of_a_message_are_read_once():
+    """Whoever asks again gets what was read for the first."""
+    message = Delivery("a", "", b"", head_of({"x": "1"}) or b"")
+    assert message.headers == {"x": "1"}
+    assert message.headers is message.headers
+    assert Delivery("a", "", b"").headers == {}
+
+
 def test_no_headers_take_no_bytes():
     """A message without headers is a plain one."""
     assert head_of(None) is None
