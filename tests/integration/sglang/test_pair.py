@@ -477,3 +477,18 @@ async def test_kept_pages_are_given_up_for_others_and_aborts_leak_none(keeping: 
         assert None not in (await subject.settle(10.0)).values()
     assert held > 0
     assert await keeping.free_after(time.monotonic(), PAIR, 5.0) is not None
+
+
+@pytest.mark.slow
+async def test_answers_that_outgrow_memory_beside_kept_pages_are_right(keeping: Pair):
+    """Three that begin alike and need too much: SGLang takes one out and goes on with it later."""
+    begin = token_ids(64, 600)
+    prompts = [begin + token_ids(100, 601 + n) for n in range(3)]
+    most = KEPT_TOKENS // 3
+    assert sum(len(ids) + most for ids in prompts) > KEPT_TOKENS
+    right = [(await keeping.rig.aggregated(ids, greedy(most))).ids for ids in prompts]
+    for _ in range(2):
+        answers = await asyncio.gather(*(keeping.rig.split(ids, greedy(most)) for ids in prompts))
+        assert [answer.failure for answer in answers] == [""] * 3
+        assert [answer.ids for answer in answers] == right
+    assert await _nothing_held(keeping.rig)
