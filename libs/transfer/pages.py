@@ -17,8 +17,9 @@ from libs.transfer.reach import ENTRY, Table
 
 __all__ = ["PageStore", "Pages", "as_pages"]
 
-_FEW_RUNS = 4
-"""Up to so many runs are copied one by one, which spares numpy's search for each page."""
+_LEAST_MEAN = 32
+"""Where runs have so many pages on average they are copied one by one, which spares numpy's search
+for each page."""
 
 Bytes = npt.NDArray[np.uint8]
 Pages = npt.NDArray[np.int64]
@@ -67,8 +68,8 @@ class PageStore:
 
     def gather_pages(self, pages: Pages, slab: Bytes) -> int:
         """Copy pages into the start of `slab`, buffer by buffer; return the bytes written."""
-        runs = _runs_of(pages)
-        if len(runs) > _FEW_RUNS:
+        runs = _long_runs(pages)
+        if runs is None:
             return _gather(self._pages, self.layout.page_bytes, pages, slab)
         at = 0
         for column, size in zip(self._page_columns, self.layout.page_bytes, strict=True):
@@ -80,7 +81,16 @@ class PageStore:
 
     def scatter_pages(self, pages: Pages, slab: Bytes) -> int:
         """Copy the start of `slab` into pages; return the bytes read."""
-        return _scatter(self._pages, self.layout.page_bytes, pages, slab)
+        runs = _long_runs(pages)
+        if runs is None:
+            return _scatter(self._pages, self.layout.page_bytes, pages, slab)
+        at = 0
+        for column, size in zip(self._page_columns, self.layout.page_bytes, strict=True):
+            for first, count in runs:
+                end = at + count * size
+                column[first * size : (first + count) * size] = slab[at:end]
+                at = end
+        return at
 
     def gather_row(self, row: int, slab: Bytes) -> int:
         """Copy one row of each auxiliary buffer into `slab`; return the bytes written."""
@@ -92,27 +102,29 @@ class PageStore:
 
     def runs(self, pages: Pages, row: int | None) -> Table:
         """Return where pages and a row are, in the order in which they are gathered."""
-        table = self._page_runs(pages)
-        return table if row is None else np.concatenate((table, self._row_runs(row)))
+        cuts = (pages[1:] - pages[:-1] != 1).nonzero()[0]
+        runs = len(cuts) + 1 if len(pages) else 0
+        paged = runs * len(self._page_bases)
+        table = np.empty(paged + (0 if row is None else len(self._row_bases)), ENTRY)
+        if runs == 1:
+            table["at"][:paged] = self._page_bases + int(pages[0]) * self._page_sizes
+            table["length"][:paged] = len(pages) * self._page_sizes
+        elif runs:
+            self._page_runs(pages, cuts + 1, table[:paged])
+        if row is not None:
+            table["at"][paged:] = self._row_bases + row * self._row_sizes
+            table["length"][paged:] = self._row_sizes
+        return table
 
-    def _page_runs(self, pages: Pages) -> Table:
-        if not len(pages):
-            return np.empty(0, ENTRY)
-        cuts = (pages[1:] - pages[:-1] != 1).nonzero()[0] + 1
+    def _page_runs(self, pages: Pages, cuts: Pages, table: Table) -> None:
+        """Write where each run of pages is in each buffer; `cuts` are where a new run begins."""
         edges = np.empty(len(cuts) + 2, np.int64)
         edges[0], edges[1:-1], edges[-1] = 0, cuts, len(pages)
         first, counts = edges[:-1], edges[1:] - edges[:-1]
-        table = np.empty((len(self._page_bases), len(first)), ENTRY)
+        square = table.reshape(len(self._page_bases), -1)
         sizes = self._page_sizes[:, None]
-        table["at"] = self._page_bases[:, None] + pages[first][None, :] * sizes
-        table["length"] = counts[None, :] * sizes
-        return table.reshape(-1)
-
-    def _row_runs(self, row: int) -> Table:
-        table = np.empty(len(self._row_bases), ENTRY)
-        table["at"] = self._row_bases + row * self._row_sizes
-        table["length"] = self._row_sizes
-        return table
+        square["at"] = self._page_bases[:, None] + pages[first][None, :] * sizes
+        square["length"] = counts[None, :] * sizes
 
 
 def _bases(columns: list[npt.NDArray[np.void]]) -> npt.NDArray[np.int64]:
@@ -133,9 +145,14 @@ def _columns(what: str, pool: PagePool, sizes: tuple[int, ...]) -> list[npt.NDAr
     return columns
 
 
-def _runs_of(pages: Pages) -> list[tuple[int, int]]:
-    """Return runs of neighbouring pages: the first of each, and how many."""
+def _long_runs(pages: Pages) -> list[tuple[int, int]] | None:
+    """Return runs of neighbouring pages: the first of each, and how many; None if they are short.
+
+    One run is never short.
+    """
     cuts = (pages[1:] - pages[:-1] != 1).nonzero()[0] + 1
+    if len(cuts) and len(pages) < _LEAST_MEAN * (len(cuts) + 1):
+        return None
     edges = [0, *cuts.tolist(), len(pages)]
     return [(int(pages[a]), b - a) for a, b in itertools.pairwise(edges) if b > a]
 

@@ -104,6 +104,7 @@ class Inbound:
         self._moved = moved
         self._same_host = same_host
         self._loop = loop
+        self._slab_bytes = slab_bytes
         self._watch: ProcessWatch | None = None
         self._waiting: list[Control] = []
         self._peer: Line | None = None
@@ -131,6 +132,8 @@ class Inbound:
         room.carried_by(self.lane)
         self.rooms[room.room] = room
         self._say(room.want())
+        if self.lane is Lane.CMA:
+            room.look_ahead(self._slab_bytes)
 
     def stop(self, room: FetchRoom, failure: TransferFailure) -> None:
         """Tell the peer that a room was given up here."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import digest_of_runs
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.reach import ENTRY, peek, pull
+from libs.transfer.reach import ENTRY, Table, peek, pull
 from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want, is_intact
 from proto.errors import ErrorCode
@@ -62,6 +62,8 @@ class FetchRoom:
         self._page = 0
         self._forsaken = False
         """Whether the sender's pages were given up while they were read."""
+        self._runs: Table | None = None
+        """Where all pages and the row are, if that was looked up ahead."""
         now = time.monotonic()
         self._tally = Tally(asked=now, tokens=tokens)
         self._tally.expected = len(self._pages) * store.page_bytes + store.row_bytes
@@ -106,6 +108,11 @@ class FetchRoom:
     def carried_by(self, lane: Lane) -> None:
         """Note the lane for the report."""
         self._tally.lane = lane
+
+    def look_ahead(self, most_bytes: int) -> None:
+        """Look up where the pages are while prefill works on its answer, if that is one chunk."""
+        if self._tally.expected <= most_bytes:
+            self._runs = self._store.runs(self._pages, self._row if self._store.row_bytes else None)
 
     def ready(self) -> None:
         """Note that prefill has the room."""
@@ -166,7 +173,9 @@ class FetchRoom:
     def _pull(self, header: ChunkHeader, slab: Bytes, pages: Pages, pid: int) -> bool:
         """Read a chunk out of the sender's memory; return whether it is what was offered."""
         table = slab[HEADER_BYTES : HEADER_BYTES + header.carried].view(ENTRY)
-        ours = self._store.runs(pages, self._row if header.row_bytes else None)
+        ours = self._runs if header.payload == self._tally.expected else None
+        if ours is None:
+            ours = self._store.runs(pages, self._row if header.row_bytes else None)
         # It is, until it is known that it is not; an error leaves it so.
         self._forsaken = True
         try:

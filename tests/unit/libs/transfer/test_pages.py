@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.transfer import pages as copies
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.pages import PageStore, as_pages
 
@@ -20,6 +23,11 @@ def store(seed: int) -> tuple[PageStore, list[np.ndarray], list[np.ndarray]]:
     rows = [rng.integers(0, 256, (4, size), np.uint8) for size in ROWS]
     layout = KvLayout(page_bytes=SIZES, row_bytes=ROWS, page_tokens=1, compat="")
     return PageStore(layout, PagePool(pages), PagePool(rows)), pages, rows
+
+
+def named(table: np.ndarray) -> bytes:
+    """Return the bytes that a table of runs names."""
+    return b"".join(ctypes.string_at(int(run["at"]), int(run["length"])) for run in table)
 
 
 @given(st.permutations(range(PAGES)), st.permutations(range(PAGES)), st.integers(0, PAGES))
@@ -40,12 +48,32 @@ def test_scattered_pages_are_copied(source: list[int], target: list[int], count:
 @given(st.lists(st.tuples(st.integers(0, PAGES - 1), st.integers(1, 6)), max_size=7))
 def test_pages_in_runs_are_gathered_in_their_order(runs: list[tuple[int, int]]) -> None:
     """Neighbours, one run or many, and pages named twice come as they were asked for."""
-    one, there, _ = store(1)
+    one, there, rows = store(1)
     pages = [first + n for first, count in runs for n in range(min(count, PAGES - first))]
     slab = np.zeros(7 * 6 * sum(SIZES), np.uint8)
     moved = one.gather_pages(as_pages(pages, PAGES), slab)
     assert moved == len(pages) * sum(SIZES)
-    assert slab[:moved].tobytes() == b"".join(buffer[pages].tobytes() for buffer in there)
+    wanted = b"".join(buffer[pages].tobytes() for buffer in there)
+    assert slab[:moved].tobytes() == wanted
+    assert named(one.runs(as_pages(pages, PAGES), None)) == wanted
+    row = b"".join(buffer[2].tobytes() for buffer in rows)
+    assert named(one.runs(as_pages(pages, PAGES), 2)) == wanted + row
+
+
+@pytest.mark.parametrize("least", [1, 1000])
+@given(st.lists(st.integers(0, PAGES - 1), min_size=1, unique=True))
+def test_runs_and_single_pages_are_copied_alike(least: int, pages: list[int]) -> None:
+    """Whether neighbours are copied as one piece or page by page makes no difference."""
+    one, there, _ = store(1)
+    two, here, _ = store(2)
+    untouched = [buffer.copy() for buffer in here]
+    numbers, slab = as_pages(sorted(pages), PAGES), np.zeros(PAGES * sum(SIZES), np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_LEAST_MEAN", least)
+        assert one.gather_pages(numbers, slab) == two.scatter_pages(numbers, slab)
+    for a, b, old in zip(there, here, untouched, strict=True):
+        assert (a[numbers] == b[numbers]).all()
+        assert (np.delete(b, numbers, 0) == np.delete(old, numbers, 0)).all()
 
 
 def test_rows_are_copied() -> None:

@@ -105,6 +105,8 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     lane, least = way
     offer, fetch = linked(prefill, decode, places, skip, lane)
     slab = slab_for(per_slab)
+    if lane is Lane.CMA:
+        fetch.look_ahead(len(slab))
     edges = sorted({0, count, *(min(cut, count) for cut in cuts)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offers, "LEAST_RUN", least)
