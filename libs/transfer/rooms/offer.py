@@ -31,8 +31,11 @@ Bytes = npt.NDArray[np.uint8]
 
 LEAST_RUN = 8 << 10
 """Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
-_LONG = 4
+_LONG = 8
 """Chunks that stay where they are may be so many times longer."""
+_SELDOM = 4
+"""They are checked so many times less often, unless all are: a digest of bytes that nobody has just
+copied costs as much as the kernel's reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +276,16 @@ class OfferRoom:
             payload=len(pages) * self._store.page_bytes + row_bytes,
             waited_us=min(int(max(0.0, now / 1e9 - self._queued_at) * 1e6), 0xFFFFFFFF),
             sent_ns=now,
-            checked=is_checked(self.room, self._tally.chunks, self._checksum_every),
+            checked=is_checked(self.room, self._tally.chunks, self._every(entries)),
             entries=entries,
         )
         self._cursor, self._flushed = self._cursor + len(pages), last
         return header
+
+    def _every(self, entries: int) -> int:
+        """Return of how many chunks one is checked."""
+        every = self._checksum_every
+        return every * _SELDOM if entries and every > 1 else every
 
     def _whole_runs(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
         """Return where pages and a row are, if they are in runs worth reading one by one."""

@@ -17,7 +17,17 @@ from typing import Any, Protocol, cast
 
 from ops.bench.kv.shapes import Cell
 
-__all__ = ["ROOT", "Contestant", "Partner", "Round", "Score", "Unavailable", "cpu_of", "program"]
+__all__ = [
+    "ROOT",
+    "Contestant",
+    "Partner",
+    "Round",
+    "Score",
+    "Unavailable",
+    "cpu_of",
+    "program",
+    "waited_of",
+]
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,6 +46,8 @@ class Round:
     moved: int
     """Bytes in all."""
     transfers: int
+    waited_s: float = 0.0
+    """How long threads of both processes were ready to run and others had the cores."""
 
 
 @dataclass(slots=True)
@@ -54,6 +66,11 @@ class Score:
     def microseconds(self) -> float:
         """Median time of one transfer."""
         return median(one.seconds / one.transfers * 1e6 for one in self.rounds)
+
+    @property
+    def waited(self) -> float:
+        """Median microseconds of one transfer that were spent waiting for a core."""
+        return median(one.waited_s / one.transfers * 1e6 for one in self.rounds)
 
     @property
     def cpu_per_gb(self) -> float:
@@ -174,10 +191,20 @@ def program(name: str) -> str:
 
 def cpu_of(pid: int) -> float:
     """Return the CPU seconds that all threads of a process have used."""
+    return _scheduled(pid, 0)
+
+
+def waited_of(pid: int) -> float:
+    """Return the seconds that all threads of a process were ready and had no core."""
+    return _scheduled(pid, 1)
+
+
+def _scheduled(pid: int, place: int) -> float:
+    """Return the sum of one number of the kernel's over all threads of a process, in seconds."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
-            total += int((task / "schedstat").read_text().split()[0])
+            total += int((task / "schedstat").read_text().split()[place])
         except OSError:
             continue
     return total / 1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -11,7 +12,7 @@ from itertools import count
 import msgspec
 
 from libs.transfer.api import Fetch, RoomState
-from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of
+from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of, waited_of
 from ops.bench.kv.serve import Memory
 from ops.bench.kv.shapes import Cell, places
 from proto.errors import PdbusError
@@ -72,6 +73,7 @@ class Ours:
         left = iter(rooms)
         flying: set[Fetch] = set()
         memory = self._memory
+        waited = self._waited()
         used = cpu_of(self.prefill.pid) + time.process_time()
         began = time.perf_counter()
         while True:
@@ -88,7 +90,8 @@ class Ours:
             memory.woken.wait(1.0)
         seconds = time.perf_counter() - began
         used = cpu_of(self.prefill.pid) + time.process_time() - used
-        return Round(seconds, used, cell.moved * transfers, transfers)
+        waited = self._waited() - waited
+        return Round(seconds, used, cell.moved * transfers, transfers, waited)
 
     def overlapped(self, cell: Cell, chunk_pages: int, chunk_s: float) -> tuple[float, float]:
         """Move one prompt while it is computed.
@@ -114,6 +117,9 @@ class Ours:
         if fetch.report is None or fetch.state is RoomState.FAILED:
             raise Unavailable(f"a room failed: {fetch.failure}")
         return fetch.report.total_s, max(0.0, began + fetch.report.total_s - ready)
+
+    def _waited(self) -> float:
+        return waited_of(self.prefill.pid) + waited_of(os.getpid())
 
     def idle(self) -> float:
         """Return the cores that each engine's process uses while linked, with nothing to do."""

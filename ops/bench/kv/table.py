@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ops.bench.kv.contest import Score
+from ops.bench.kv.floor import Memcpy
 from ops.bench.kv.hops import Hops
 from ops.bench.kv.shapes import Cell
 
@@ -26,11 +27,15 @@ class _Lane:
     name: str
     raw: str
     note: str
+    copies: int
+    """Copies of each byte, in all."""
+    in_turn: int
+    """Those of the process that makes more of them; it makes them one after the other."""
 
 
 _LANES = (
-    _Lane("pdbus sysv", "ucx_perftest sysv", "the default on one host"),
-    _Lane("pdbus cma", "process_vm_readv", "by request"),
+    _Lane("pdbus sysv", "ucx_perftest sysv", "the default on one host", copies=4, in_turn=2),
+    _Lane("pdbus cma", "process_vm_readv", "by request", copies=1, in_turn=1),
 )
 
 
@@ -43,6 +48,7 @@ def print_cell(cell: Cell, scores: Mapping[str, Score], order: Sequence[str]) ->
             print(f"  {name:18} not measured: {score.problem}")
             continue
         cpu = f"{score.cpu_per_gb:6.2f} CPU s/GB" if score.cpu_per_gb else ""
+        cpu += f", no core {score.waited:6.0f} us" if score.waited else ""
         rate = f"{score.gbps:7.2f} GB/s" if score.gbps else " " * 12
         print(f"  {name:18} {rate} {score.microseconds:10.0f} us {cpu}", flush=True)
 
@@ -56,9 +62,13 @@ def verdict(ratio: float, goal: float, *, most: bool = False) -> str:
 def print_ratios(board: Board) -> None:
     """Print how pdbus stands beside NIXL and the lane itself, against the goals.
 
-    `at most` is what the four wakeups of any ask and answer leave of the raw lane, which nobody
-    asks: its time by its time and theirs.
+    The least time of a transfer is that of the four wakeups of any ask and answer, and of the
+    copies that one process makes one after the other, each at the speed of memcpy in this run.
+    `at most` is the ratio to the raw lane, which nobody asks, if a transfer took just that.
     """
+    print("\nleast: four wakeups, and copies in turn at the speed of memcpy, all in this run;")
+    print("  at most: the ratio to the raw lane if a transfer took no longer than that")
+    print("  no core: time that threads of both processes were ready and others had the cores")
     for lane in _LANES:
         print(f"\n{lane.name} ({lane.note}): ratios, medians over layouts (goal)")
         for size in sorted({cell.size for cell in board}):
@@ -81,9 +91,7 @@ def _words(lane: _Lane, some: list[Mapping[str, Score]], *, apart: bool) -> list
         (f"x {lane.raw}", _ratio(lane, some, (lane.raw,)), 0.7 if apart else 0.9),
     ]
     words = [f"{word} {verdict(ratio, goal)}" for word, ratio, goal in found if ratio is not None]
-    ceiling = _ceiling(lane, some)
-    if ceiling is not None:
-        words.append(f"at most {ceiling:4.2f}")
+    words += _limits(lane, some)
     cpu = _ratio(lane, some, _PEERS, cpu=True)
     if cpu is not None:
         words.append(f"CPU / NIXL {verdict(cpu, 1.5 if apart else 1.0, most=True)}")
@@ -107,14 +115,32 @@ def _ratio(
     return median(found) if found else None
 
 
-def _ceiling(lane: _Lane, some: list[Mapping[str, Score]]) -> float | None:
-    """Return what of the raw lane is left when each transfer costs four wakeups more."""
-    found: list[float] = []
+def _limits(lane: _Lane, some: list[Mapping[str, Score]]) -> list[str]:
+    """Return what the least time leaves of the raw lane, and how far pdbus is from it."""
+    found: list[tuple[float, float, float, float]] = []
     for scores in some:
-        raw, hops = scores.get(lane.raw), scores.get(Hops.name)
-        if raw is not None and hops is not None and raw.rounds and hops.rounds:
-            found.append(raw.microseconds / (raw.microseconds + hops.microseconds))
-    return median(found) if found else None
+        names = (lane.name, lane.raw, Hops.name, Memcpy.name)
+        if any(name not in scores or not scores[name].rounds for name in names):
+            continue
+        mine, raw, hops, copy = (scores[name] for name in names)
+        least = hops.microseconds + lane.in_turn * copy.microseconds
+        copying = lane.copies * copy.cpu_per_gb
+        found.append(
+            (
+                raw.microseconds / least,
+                mine.microseconds / least,
+                mine.waited / mine.microseconds,
+                mine.cpu_per_gb / copying if copying else 0.0,
+            )
+        )
+    if not found:
+        return []
+    most, times, waited, cpu = (median(values) for values in zip(*found, strict=True))
+    return [
+        f"at most {most:4.2f}",
+        f"time / least {times:4.2f} (no core {waited:.0%} of it)",
+        f"CPU / copies alone {cpu:4.2f}",
+    ]
 
 
 def _bytes(count: int) -> str:

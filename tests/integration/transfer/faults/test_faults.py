@@ -105,6 +105,8 @@ def trio() -> Iterator[Callable[[str, bool], Trio]]:
 @pytest.mark.parametrize(
     ("lane", "fault"),
     [
+        ("cma", "kill"),
+        ("cma", "stop"),
         ("sysv", "kill"),
         ("sysv", "stop"),
         ("tcp", "kill"),

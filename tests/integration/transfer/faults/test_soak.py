@@ -65,7 +65,7 @@ def steady(peer: Peer) -> tuple[float, ...]:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("lane", ["sysv", "tcp"])
+@pytest.mark.parametrize("lane", ["cma", "sysv", "tcp"])
 @pytest.mark.parametrize(("warm", "count"), [(200, 400), pytest.param(1000, 20_000, marks=LONG)])
 def test_transfers_leave_nothing(
     start: Callable[..., Peer], lane: str, warm: int, count: int
@@ -90,7 +90,7 @@ def test_transfers_leave_nothing(
     assert abs(shared_files() - files) <= 2
 
 
-@pytest.mark.parametrize("lane", ["sysv", "tcp"])
+@pytest.mark.parametrize("lane", ["cma", "sysv", "tcp"])
 @pytest.mark.parametrize("rounds", [4, pytest.param(17, marks=LONG)])
 def test_deaths_of_peers_leave_nothing(start: Callable[..., Peer], lane: str, rounds: int) -> None:
     """UCX-08: a decode whose prefills die in mid-message, three at a time, holds what it held."""

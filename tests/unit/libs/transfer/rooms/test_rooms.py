@@ -134,8 +134,8 @@ def test_what_is_read_after_prefill_lets_go_is_thrown_away(
     pages = list(range(40))
     offer, fetch = linked(prefill, decode, pages, lane=Lane.CMA)
     offer.push(pages, first_page=0, last=True, row=0)
-    filled = offer.fill(slab_for(6))
-    later = offer.fill(slab_for(6))
+    filled = offer.fill(slab_for(3))
+    later = offer.fill(slab_for(3))
     assert filled is not None
     assert later is not None
     assert filled.uses_slab is (least > 0)
@@ -147,6 +147,29 @@ def test_what_is_read_after_prefill_lets_go_is_thrown_away(
     assert fetch.fail(ErrorCode.CANCELLED, "prefill says so")
     assert fetch.report is not None
     assert fetch.report.moved_bytes == 0
+
+
+@pytest.mark.parametrize(("lane", "shares"), [(Lane.SYSV, (0, 16, 8)), (Lane.CMA, (0, 16, 2))])
+def test_chunks_that_are_read_in_place_are_checked_less_often(
+    lane: Lane, shares: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, all or one of two are asked for; on the cma lane it is one of eight in the end."""
+    monkeypatch.setattr(offers, "LEAST_RUN", 0)
+    monkeypatch.setattr(offers, "_LONG", 1)
+    side, found = Side(1), []
+    for every in range(3):
+        offer = OfferRoom(
+            side.store,
+            ROOM,
+            pushed=side.pushed.append,
+            aborted=side.aborted.append,
+            checksum_every=every,
+        )
+        assert offer.match(Side(2).fetch(list(range(16))).want(), lane)
+        offer.push(list(range(16)), first_page=0, last=True, row=0)
+        chunks = [offer.fill(slab_for(1)) for _ in range(16)]
+        found.append(sum(unseal_chunk(chunk.message).checked for chunk in chunks if chunk))
+    assert tuple(found) == shares
 
 
 def test_a_room_walks_through_its_states() -> None:
