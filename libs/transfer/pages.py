@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from libs.transfer.advice import advise_huge
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.reach import ENTRY, Table
 
@@ -47,6 +48,8 @@ class PageStore:
         self.page_bytes = sum(layout.page_bytes)
         self.row_bytes = sum(layout.row_bytes)
         self._pages = _columns("page", pages, layout.page_bytes)
+        for buffer in pages.buffers:
+            advise_huge(buffer)
         self._page_columns = [column.view(np.uint8).reshape(-1) for column in self._pages]
         self._rows = _columns("row", rows, layout.row_bytes)
         self._page_bases = _bases(self._pages)

@@ -67,8 +67,9 @@ def print_ratios(board: Board) -> None:
     `at most` is the ratio to the raw lane, which nobody asks, if a transfer took just that.
     """
     print("\nleast: four wakeups, and copies in turn at the speed of memcpy, all in this run;")
-    print("  at most: the ratio to the raw lane if a transfer took no longer than that")
-    print("  no core: time that threads of both processes were ready and others had the cores")
+    print("  at most: the ratio to the raw lane if a transfer took no longer than that;")
+    print("    above 1 where the raw lane, which polls, lost its cores to others")
+    print("  no core: time that threads of both processes, added up, waited for a core")
     for lane in _LANES:
         print(f"\n{lane.name} ({lane.note}): ratios, medians over layouts (goal)")
         for size in sorted({cell.size for cell in board}):
