@@ -61,7 +61,7 @@ fuzz-edge: setup-dev ## Send CASES (20000) made-up requests to the REST edge, fr
 soak: setup-dev ## Steady load for MINUTES (20): how memory, files and subscriptions grow.
 	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20)
 
-soak-kv: setup-dev ## 20,000 transfers, 51 deaths of peers, storms: right bytes only, and nothing is left.
+soak-kv: setup-dev ## 20,000 transfers, 180 deaths of peers, storms: right bytes only, and nothing is left.
 	@$(BIN)/python -m pytest tests/integration/transfer/faults -m slow -q -s
 
 cancels: setup-dev ## Let COUNT (2000) clients leave at random: when both sides are free.

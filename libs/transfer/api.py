@@ -104,7 +104,10 @@ class PlaneSettings:
     """Network device for the TCP lane; None lets UCX choose."""
     chunk_bytes: int = 2 << 20
     checksum_every: int = 8
-    """One chunk of so many has a checksum: 1 for all of them, 0 for none."""
+    """One chunk of so many has a checksum: 1 for all of them, 0 for none.
+
+    Where chunks are read in place, a quarter as many, unless all have one.
+    """
     credits: int = 4
     """Slabs that decode grants to each prefill peer: chunks under way between the two."""
     in_flight: int = 16

@@ -91,9 +91,12 @@ def test_transfers_leave_nothing(
 
 
 @pytest.mark.parametrize("lane", ["cma", "sysv", "tcp"])
-@pytest.mark.parametrize("rounds", [4, pytest.param(17, marks=LONG)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=LONG)])
 def test_deaths_of_peers_leave_nothing(start: Callable[..., Peer], lane: str, rounds: int) -> None:
-    """UCX-08: a decode whose prefills die in mid-message, three at a time, holds what it held."""
+    """UCX-08: a decode whose prefills die in mid-message, three at a time, holds what it held.
+
+    Over tcp allocators take 16 MB more in the first 130 deaths, and then no more.
+    """
     dice = random.Random(9)
     decode = start(**config(lane)).begun()
     held: list[tuple[float, ...]] = []
@@ -115,10 +118,8 @@ def test_deaths_of_peers_leave_nothing(start: Callable[..., Peer], lane: str, ro
         decode.until(lambda stats: not stats["peers"])
         held.append(steady(decode))
         memory.append(decode("resources")["rss"])
-    grown = int(memory[-1] - memory[rounds // 2])
-    print(
-        f"{lane}: {3 * rounds} deaths, memory {grown >> 10:+d} KiB in the second half, {held[-1]}"
-    )
+    grown = int(memory[-1] - memory[rounds * 2 // 3])
+    print(f"{lane}: {3 * rounds} deaths, memory {grown >> 10:+d} KiB in the last third, {held[-1]}")
     assert set(held) == {held[0]}, held
     assert grown < SLACK
     assert decode("stats")["peers_lost"] == 3 * rounds
