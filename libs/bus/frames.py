@@ -77,6 +77,8 @@ class FrameParser(Parser):
         """The beginning of a frame whose end has not come."""
         self._wanted = 0
         """How long that frame is, where it is known."""
+        self._faults: list[Exception] = []
+        """What handlers have raised within `take`."""
 
     def reset(self) -> None:
         """Forget what has come of a connection."""
@@ -85,12 +87,18 @@ class FrameParser(Parser):
         self._wanted = 0
         self._connection += 1
 
+    @property
+    def troubled(self) -> bool:
+        """Whether `parse` has something to complain of."""
+        return bool(self._faults)
+
     async def parse(self, data: bytes = b"") -> None:
         """Take in what was read.
 
         Raises:
             ProtocolError: it is not NATS' protocol.
         """
+        await self._complain()
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
@@ -118,28 +126,66 @@ class FrameParser(Parser):
         if at < end:
             self._rest += memoryview(data)[at:]
 
+    async def _complain(self) -> None:
+        while self._faults:
+            await self._receiver.complain(self._faults.pop(0))
+
+    def take(self, data: bytes) -> int:
+        """Hand on the whole messages with which `data` begins, without any task.
+
+        Returns how many bytes they were. What is anything else, or has no handler, is left for
+        `parse`, and so is all that follows the beginning of a frame.
+        """
+        at, end = 0, len(data)
+        while at < end and not self._rest and data[at] in {_M, _H}:
+            eol = data.find(_END, at)
+            if eol < 0:
+                break
+            try:
+                sid, delivery, after = _delivery(data, at, eol)
+            except ProtocolError:
+                # Whoever parses it again acts on that.
+                break
+            handler = self._receiver.handler_of(sid)
+            if delivery is None or handler is None:
+                break
+            at = after
+            try:
+                handler(delivery)
+            except Exception as error:  # noqa: BLE001 - the dispatcher's net
+                self._faults.append(error)
+                break
+        return at
+
     async def _message(self, data: bytes, at: int, eol: int) -> int:
         """Hand on the message that begins at `at`; return where it ends, 0 if it is not whole."""
-        has_head = data[at] == _H
-        subject, sid, reply, head_size, size = _arguments(data[at:eol], has_head=has_head)
-        start = eol + 2
-        stop = start + size
-        if stop + 2 > len(data):
-            self._wanted = stop + 2 - at
+        sid, delivery, after = _delivery(data, at, eol)
+        if delivery is None:
+            self._wanted = after - at
             return 0
-        head = data[start : start + head_size]
-        body = data[start + head_size : stop]
-        delivery = Delivery(subject.decode(), reply.decode(), body, head)
         handler = self._receiver.handler_of(sid)
         if handler is None:
             await self._receiver.queue(sid, delivery)
-            return stop + 2
+            return after
         try:
             handler(delivery)
         except Exception as error:  # noqa: BLE001 - the dispatcher's net
             # One message must not end the connection.
             await self._receiver.complain(error)
-        return stop + 2
+        return after
+
+
+def _delivery(data: bytes, at: int, eol: int) -> tuple[int, Delivery | None, int]:
+    """Return the subscription of the message at `at`, the message if it is whole, and its end."""
+    has_head = data[at] == _H
+    subject, sid, reply, head_size, size = _arguments(data[at:eol], has_head=has_head)
+    start = eol + 2
+    stop = start + size
+    if stop + 2 > len(data):
+        return sid, None, stop + 2
+    head = data[start : start + head_size]
+    body = data[start + head_size : stop]
+    return sid, Delivery(subject.decode(), reply.decode(), body, head), stop + 2
 
 
 def _arguments(line: bytes, *, has_head: bool) -> tuple[bytes, int, bytes, int, int]:

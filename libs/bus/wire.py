@@ -23,6 +23,7 @@ __all__ = ["WireClient"]
 ResultT = TypeVar("ResultT")
 
 _SUBJECT = re.compile(r"[^\s\x00]+")
+_NOTHING = b"+OK\r\n"
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 
@@ -35,7 +36,7 @@ class WireClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps = FrameParser(self)
+        self._frames = self._ps = FrameParser(self)
         self._handlers: dict[int, Handler] = {}
         self._leaving = False
         """What was published in this turn of the loop leaves at its end."""
@@ -174,8 +175,33 @@ class WireClient(Client):
             return
         await super()._process_pong()
 
+    def _shorten(self) -> None:
+        """Have messages handled by the call that reads them, while the read loop only waits.
+
+        To wake that loop for each message costs a process that has slept as much as the message.
+        The loop gets what is left: half a frame, and all that is no message for a handler.
+        """
+        reader: asyncio.StreamReader | None = getattr(self._transport, "_io_reader", None)
+        if reader is None:
+            return
+        feed, parser = reader.feed_data, self._frames
+
+        def take(data: bytes) -> None:
+            waiter: asyncio.Future[None] | None = getattr(reader, "_waiter", None)
+            idle = waiter is not None and not waiter.done()
+            if idle and self.is_connected and not getattr(reader, "_buffer", b"?"):
+                data = data[parser.take(data) :]
+                if not data and parser.troubled:
+                    # A line that says nothing wakes the loop, which complains.
+                    data = _NOTHING
+            if data:
+                feed(data)
+
+        reader.feed_data = take  # pyright: ignore[reportAttributeAccessIssue] - sockets give bytes
+
     async def _read_loop(self) -> None:
         """Reconnect if the read loop has ended on its own: nats-py only logs that."""
+        self._shorten()
         await super()._read_loop()
         if self._status == Client.CONNECTED and self._reading_task is asyncio.current_task():
             await self._process_op_err(errors.StaleConnectionError())

@@ -190,3 +190,56 @@ async def _survive(greeting: bytes) -> None:
     server.close()
     await asyncio.wait(serving, timeout=2)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_messages_do_not_wake_the_read_loop(own_nats, connect):
+    """Handlers are called where the socket is read, on the next connection too, in order."""
+    bus, other = await connect(own_nats), await connect(own_nats)
+    subject, heard, parsed = fresh_subject(), [], []
+    client = bus.link.client
+    await bus.link.listen(subject, lambda message: heard.append(message.data))
+    parse = client._ps.parse
+
+    async def spy(data=b""):
+        parsed.append(bytes(data))
+        await parse(data)
+
+    client._ps.parse = spy
+    for turn in range(2):
+        for number in range(20):
+            other.link.post(subject, b"%d" % (20 * turn + number))
+        await until(lambda turn=turn: len(heard) == 20 * (turn + 1))
+        if not turn:
+            await client.force_reconnect()
+            await until(lambda: client.stats["reconnects"] == 1 and bus.connected)
+            await bus.link.barrier()
+    assert heard == [b"%d" % number for number in range(40)]
+    # Together with an answer to a ping the loop may get some.
+    assert sum(data.count(b"MSG ") for data in parsed) < 20
+
+
+async def test_a_fault_of_a_handler_is_told_at_once_and_costs_one_message(own_nats, connect):
+    """It does not wait for the next thing that the server says, and the connection goes on."""
+    bus, other = await connect(own_nats), await connect(own_nats)
+    subject, heard, faults = fresh_subject(), [], []
+    client = bus.link.client
+
+    async def complain(error):
+        faults.append(error)
+
+    client._error_cb = complain
+
+    def handle(message):
+        if message.data == b"fault":
+            raise KeyError("a fault inside a handler")
+        heard.append(message.data)
+
+    await bus.link.listen(subject, handle)
+    other.link.post(subject, b"fault")
+    await until(lambda: faults, within_s=1.0)
+    for data in (b"fault", b"a", b"b"):
+        other.link.post(subject, data)
+    await until(lambda: len(heard) == 2)
+    assert heard == [b"a", b"b"]
+    assert [type(fault) for fault in faults] == [KeyError, KeyError]
+    assert client.stats["reconnects"] == 0

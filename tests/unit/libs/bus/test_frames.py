@@ -91,6 +91,53 @@ def test_messages_come_whole_however_they_are_cut(messages: list[Seen], size: in
     assert reader.pongs == (len(messages) if pongs else 0)
 
 
+@given(
+    messages=MESSAGES,
+    size=st.integers(1, 60),
+    pongs=st.booleans(),
+    queued=st.frozensets(st.integers(0, 99)),
+)
+def test_messages_are_the_same_without_a_task(
+    messages: list[Seen], size: int, pongs: bool, queued: frozenset[int]
+):
+    """What is taken where it is read, and what is left to be parsed, are all messages in order."""
+    between = b"PONG\r\n" if pongs else b""
+    sent = b"".join(wire(message) + between for message in messages)
+    plain, short = Reader(queued=queued), Reader(queued=queued)
+    pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+    told(plain, *pieces)
+    parser = FrameParser(short)
+
+    async def read() -> None:
+        for piece in pieces:
+            rest = piece[parser.take(piece) :]
+            if rest:
+                await parser.parse(rest)
+
+    asyncio.run(read())
+    assert (short.seen, short.pongs) == (plain.seen, plain.pongs)
+    assert len(short.seen) == len(messages)
+
+
+def test_a_fault_without_a_task_is_complained_of_with_what_comes_next():
+    """The message behind it is left for the task that complains, and nothing is handled twice."""
+    reader = Reader()
+    parser = FrameParser(reader)
+    data = wire((1, "a", "", b"fault", b"")) + wire((1, "a", "", b"x", b""))
+    rest = data[parser.take(data) :]
+    assert parser.troubled
+    asyncio.run(parser.parse(rest))
+    assert not parser.troubled
+    assert [type(error) for error in reader.errors] == [KeyError]
+    assert [data for *_, data, _ in reader.seen] == [b"x"]
+
+
+@pytest.mark.parametrize("line", [b"PING\r\n", b"MSG a\r\n", b"MSG a 1 5\r\nhal", b"-ERR 'x'\r\n"])
+def test_what_is_no_whole_message_is_not_taken(line: bytes):
+    """Whatever needs the connection's own task is left for it."""
+    assert FrameParser(Reader()).take(line) == 0
+
+
 def test_a_fault_of_a_handler_ends_neither_the_message_behind_it_nor_the_connection():
     """It is complained of, and what comes next is handled."""
     reader = Reader()
