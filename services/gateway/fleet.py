@@ -19,6 +19,7 @@ from services.gateway.api import Call, Calls, Readiness, ServedModel
 
 __all__ = ["GatewayFleet"]
 
+_WORKERS = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 _EVERY_S = 0.25
 _WARM_UP_S = 60.0
 _WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -99,9 +100,10 @@ class GatewayFleet:
     def _serving(self) -> list[Heartbeat]:
         """Return the decodes that have a compatible prefill, and the aggregated workers."""
         now = self._clock.monotonic()
-        prefills = [m.heartbeat.card for m in self.fleet.usable(now, Role.PREFILL)]
-        decodes = [m.heartbeat for m in self.fleet.usable(now, Role.DECODE)]
-        whole = [m.heartbeat for m in self.fleet.usable(now, Role.AGGREGATED)]
+        beats = [m.heartbeat for m in self.fleet.usable(now, *_WORKERS)]
+        prefills = [beat.card for beat in beats if beat.role is Role.PREFILL]
+        decodes = [beat for beat in beats if beat.role is Role.DECODE]
+        whole = [beat for beat in beats if beat.role is Role.AGGREGATED]
         return [*(d for d in decodes if d.card is not None and d.card in prefills), *whole]
 
     def _missing(self) -> Readiness | None:
@@ -115,7 +117,7 @@ class GatewayFleet:
             return None
         states = sorted(
             f"{m.heartbeat.instance}: {m.heartbeat.reason or m.heartbeat.state}"
-            for m in self.fleet.members(Role.PREFILL, Role.DECODE, Role.AGGREGATED)
+            for m in self.fleet.members(*_WORKERS)
         )
         reason = "no usable workers" + (f" ({'; '.join(states)})" if states else "")
         return Readiness(ok=False, reason=reason, code=ErrorCode.NO_WORKER)
