@@ -77,7 +77,6 @@ class UcxBackend(BaseKVManager):
         check_supported(
             args,
             device=str(server_args.device),
-            tp_size=server_args.tp_size,
             pp_size=server_args.pp_size,
         )
         sys.setswitchinterval(_SWITCH_S)
@@ -122,9 +121,10 @@ class UcxBackend(BaseKVManager):
         """Return whether a prompt may be computed before decode has asked for its room.
 
         Decode reserved a slot before prefill heard of the request, so the ask is on its way. Only
-        an engine that is linked has shown that it may have the pages.
+        an engine that is linked has shown that it may have the pages. Ranks have links of their own
+        and must begin as one, so they wait for the ask.
         """
-        if len(self._ahead) >= _AHEAD or not self.plane.has_link(asker):
+        if self.ranks > 1 or len(self._ahead) >= _AHEAD or not self.plane.has_link(asker):
             return False
         self._ahead.add(room)
         return True

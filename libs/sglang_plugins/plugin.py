@@ -101,6 +101,8 @@ def _sleep_while_idle(result: Any, scheduler: Any, *arguments: Any, **named: Any
         if (
             queue is not None
             and hasattr(queue.kv_manager, "wait_for_news")
+            # The others wait for the first one's word in each round.
+            and queue.kv_manager.rank == 0
             and not scheduler.is_fully_idle()
         ):
             sleeper = scheduler.idle_sleeper
@@ -115,7 +117,12 @@ def _stop_dead_prompt(scheduler: Any, *arguments: Any, **named: Any) -> None:
     SGLang would compute the whole prompt first, for a decode engine that is gone.
     """
     req = scheduler.chunked_req
-    if req is not None and getattr(req.disagg_kv_sender, "failed", False):
+    # Ranks must end a prompt as one, and each sees only its own transfer here.
+    if (
+        scheduler.tp_size == 1
+        and req is not None
+        and getattr(req.disagg_kv_sender, "failed", False)
+    ):
         scheduler._pending_chunked_abort_req = req  # noqa: SLF001 - as its own abort does
 
 

@@ -49,7 +49,7 @@ class DeviceBuffer:
         }
 
 
-def check_supported(args: Any, *, device: str, tp_size: int, pp_size: int) -> None:
+def check_supported(args: Any, *, device: str, pp_size: int) -> None:
     """Refuse what this backend cannot move, before any request.
 
     Raises:
@@ -59,7 +59,6 @@ def check_supported(args: Any, *, device: str, tp_size: int, pp_size: int) -> No
         f"state buffers {[str(kind) for kind in args.state_types]}": bool(args.state_types),
         f"KV layout {args.kv_layout}": args.kv_layout is not None,
         "draft KV buffers": bool(getattr(args, "num_draft_entries", 0)),
-        f"tensor parallel size {tp_size}": tp_size != 1,
         f"pipeline parallel size {pp_size}": pp_size != 1,
         f"KV memory on {device}": device not in {"cpu", "cuda"},
         "no KV buffers": not args.kv_data_ptrs,

@@ -11,12 +11,21 @@ import msgspec
 
 from proto.kv import PeerAddress, RankAddress
 
-__all__ = ["address_of", "gather", "incarnation_of"]
+__all__ = ["address_of", "gather", "incarnation_of", "rank_of"]
 
 
 def incarnation_of(incarnation: str, rank: int) -> str:
     """Return the name of one rank's plane; the first has that of the engine."""
     return f"{incarnation}.{rank}" if rank else incarnation
+
+
+def rank_of(incarnation: str) -> int:
+    """Return which rank has a plane of that name.
+
+    Raises:
+        ValueError: it is no such name.
+    """
+    return int(incarnation.partition(".")[2] or 0)
 
 
 def gather(addresses: Sequence[PeerAddress]) -> PeerAddress:

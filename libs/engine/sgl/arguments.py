@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,17 @@ from libs.engine.options import HostOptions
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN
 from proto.workers import Role
 
-__all__ = ["Facts", "choose_arguments", "choose_environment", "count_accelerators", "trace_target"]
+__all__ = [
+    "BINDING",
+    "Facts",
+    "choose_arguments",
+    "choose_environment",
+    "count_accelerators",
+    "trace_target",
+]
+
+BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
+"""Which cores each rank runs on, as SGLang wants it told."""
 
 _MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "null"}
 _OWN_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
@@ -86,12 +97,13 @@ def choose_arguments(facts: Facts) -> dict[str, Any]:
 
 
 def choose_environment(
-    *, cuda: bool, local_model: bool, architecture: str | None = None
+    *, cuda: bool, local_model: bool, architecture: str | None = None, ranks: int = 1
 ) -> dict[str, str]:
     """Return the variables to set before SGLang or torch is imported.
 
-    One OpenMP thread an engine: with more, every matrix product waits for a core that another
-    process holds, and a token takes ten times as long.
+    One OpenMP thread a rank: with more, every matrix product waits for a core that another process
+    holds, and a token takes ten times as long. SGLang would give each rank a NUMA node and not
+    start with more ranks than nodes; here each may run on all cores.
     """
     variables = {
         "SGLANG_PLUGINS": PLUGIN if cuda else f"{PLATFORM},{PLUGIN}",
@@ -108,6 +120,9 @@ def choose_environment(
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
+    if not cuda and ranks > 1:
+        cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+        variables[BINDING] = "|".join([cores] * ranks)
     return variables
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from libs.engine.sgl.ranks import RankedRooms, all_figures, all_opened
+from libs.sglang_plugins.ranks import rank_of
 from proto.backend import BackendMessage, PlaneFigures, PlaneOpened, RoomClosed
 from proto.base import decode, encode
 from proto.errors import ErrorCode
@@ -36,12 +38,25 @@ class BackendLink:
         self._listener.listen()
         self._listener.setblocking(False)
         self._peers: list[socket.socket] = []
+        self._opened: dict[socket.socket, PlaneOpened] = {}
+        self._figures: dict[socket.socket, PlaneFigures] = {}
+        self._rooms = RankedRooms()
         self.opened: PlaneOpened | None = None
-        self.figures = PlaneFigures(open_rooms=0, dropped_chunks=0)
+        """What the planes of all ranks have in common, with the address of the engine."""
         self._probes: dict[int, asyncio.Future[PairProbe]] = {}
         self._asked = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_room: Callable[[RoomClosed], None] | None = None
+
+    @property
+    def figures(self) -> PlaneFigures:
+        """The newest counters of all ranks."""
+        return all_figures(self._figures.values())
+
+    @property
+    def ranks(self) -> int:
+        """How many scheduler processes have said that their plane is open."""
+        return len(self._opened)
 
     def serve(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[RoomClosed], None]) -> None:
         """Watch the line on a loop; `on_room` is told of every transfer that ended."""
@@ -54,13 +69,14 @@ class BackendLink:
     async def probe(self, source: PeerAddress) -> PairProbe:
         """Have the backend measure the way to a prefill engine."""
         self.drain()
-        if not self._peers:
+        first = next((peer for peer in self._peers if self._is_first(peer)), None)
+        if first is None:
             return PairProbe(code=ErrorCode.ENGINE_ERROR, detail="this engine has no data plane")
         self._asked += 1
         answer: asyncio.Future[PairProbe] = asyncio.get_running_loop().create_future()
         self._probes[self._asked] = answer
         try:
-            self._peers[0].send(encode(ProbePeer(number=self._asked, source=source)))
+            first.send(encode(ProbePeer(number=self._asked, source=source)))
             return await answer
         except OSError as error:
             return PairProbe(code=ErrorCode.ENGINE_ERROR, detail=f"no line to SGLang: {error}")
@@ -70,7 +86,17 @@ class BackendLink:
         self._accept()
         for peer in tuple(self._peers):
             while (packet := self._receive(peer)) is not None:
-                self._take(_decode(packet))
+                self._take(_decode(packet), peer)
+
+    def put_together(self, ranks: int) -> None:
+        """Make one engine of its ranks, once all of them have come.
+
+        Raises:
+            ValueError: they are not `ranks` ranks of one engine.
+        """
+        if len(self._opened) != ranks:
+            raise ValueError(f"{len(self._opened)} of {ranks} ranks have opened their data plane")
+        self.opened = all_opened(self._opened.values())
 
     def hide(self) -> None:
         """Remove the address once all have come: a killed host leaves no file behind."""
@@ -111,19 +137,24 @@ class BackendLink:
         peer.close()
         return None
 
-    def _take(self, message: BackendMessage) -> None:
+    def _is_first(self, peer: socket.socket) -> bool:
+        opened = self._opened.get(peer)
+        return opened is not None and rank_of(opened.address.incarnation) == 0
+
+    def _take(self, message: BackendMessage, peer: socket.socket) -> None:
         match message:
             case PlaneOpened():
-                self.opened = message
+                self._opened[peer] = message
             case PlaneFigures():
-                self.figures = message
+                self._figures[peer] = message
             case PeerProbed():
                 answer = self._probes.pop(message.number, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message.found)
             case RoomClosed():
-                if self._on_room is not None:
-                    self._on_room(message)
+                whole = self._rooms.add(message, len(self._opened))
+                if whole is not None and self._on_room is not None:
+                    self._on_room(whole)
 
 
 def _decode(packet: bytes) -> BackendMessage:

@@ -141,7 +141,8 @@ class LiveJob:
         size = self._card.page_size
         held = closed.held_tokens
         rest = max(0, -(-tokens // size) * size - held)
-        expected = rest * self._card.kv_bytes_per_token + self._row_bytes
+        # The card tells the heads of one rank; each rank sends its own, and a row.
+        expected = self._card.tp * (rest * self._card.kv_bytes_per_token + self._row_bytes)
         return msgspec.structs.replace(
             report, tokens=tokens, held_tokens=held, expected_bytes=expected
         )

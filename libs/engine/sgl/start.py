@@ -18,6 +18,7 @@ from libs.engine.api import EngineDead
 from libs.engine.options import HostOptions
 from libs.engine.parse import Parsers, load_parsers
 from libs.engine.sgl.arguments import (
+    BINDING,
     Facts,
     choose_arguments,
     choose_environment,
@@ -74,6 +75,8 @@ def start(options: HostOptions) -> Started:
             cuda=cuda,
             local_model=Path(options.model_path).is_dir(),
             architecture=next(iter(model.get("architectures", ())), None),
+            # What the operator has bound stays so.
+            ranks=1 if BINDING in os.environ else int(options.engine_args.get("tp_size", 1)),
         )
     )
     hashes = model_hashes(options)
@@ -92,8 +95,11 @@ def start(options: HostOptions) -> Started:
         raise EngineDead(f"SGLang did not start: {error}") from error
     link.drain()
     link.hide()
-    if options.role is not Role.AGGREGATED and link.opened is None:
-        raise EngineDead("SGLang started without the ucx backend")
+    if options.role is not Role.AGGREGATED:
+        try:
+            link.put_together(int(engine.server_args.tp_size))
+        except ValueError as error:
+            raise EngineDead(f"SGLang started without the ucx backend: {error}") from error
     return _started(options, engine, link, hashes)
 
 

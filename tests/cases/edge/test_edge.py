@@ -242,6 +242,9 @@ async def test_all_processes_count_as_one(edge: RunningStack) -> None:
     workers = children_of(parent)
     assert len(workers) == 4
     os.kill(workers[1], signal.SIGKILL)
+    # Who connects to a process in the moment of its death is cut off.
+    while workers[1] in children_of(parent):
+        await asyncio.sleep(0.005)
     counts: list[float] = []
     for _ in range(20):
         text = await scrape(edge.port)

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from libs.engine.options import EngineKind, HostOptions
-from libs.engine.sgl.arguments import Facts, choose_arguments, choose_environment, trace_target
+from libs.engine.sgl.arguments import (
+    BINDING,
+    Facts,
+    choose_arguments,
+    choose_environment,
+    trace_target,
+)
 from proto.ids import Incarnation
 from proto.workers import Role
 
@@ -137,3 +144,13 @@ def test_the_collector_is_taken_from_the_standard_variables(
 ):
     """SGLang wants host and port instead of a URL."""
     assert trace_target(variables) == target
+
+
+def test_ranks_on_a_cpu_share_the_cores():
+    """SGLang would refuse more ranks than NUMA nodes; one rank is left as it is."""
+    chosen = choose_environment(cuda=False, local_model=True, ranks=2)
+    first, second = chosen[BINDING].split("|")
+    assert first == second
+    assert {int(core) for core in first.split(",")} == os.sched_getaffinity(0)
+    assert BINDING not in choose_environment(cuda=False, local_model=True)
+    assert BINDING not in choose_environment(cuda=True, local_model=True, ranks=2)

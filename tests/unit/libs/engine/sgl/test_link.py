@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from libs.engine.sgl.link import BackendLink
 from libs.sglang_plugins.link import HostLink
+from libs.sglang_plugins.ranks import gather, incarnation_of
 from proto.backend import PlaneFigures, PlaneOpened, RoomClosed
 from proto.ids import Room
 from proto.kv import PeerAddress
@@ -36,6 +38,7 @@ def test_the_opening_is_known_without_a_loop(link: BackendLink):
     sender = HostLink(link.path)
     sender.send(OPENED)
     link.drain()
+    link.put_together(1)
     assert link.opened == OPENED
     path = Path(link.path)
     link.hide()
@@ -73,3 +76,60 @@ async def test_a_dead_scheduler_does_not_spin_the_loop(link: BackendLink):
     sender.close()
     await asyncio.sleep(0.05)
     assert link._peers == []
+
+
+def _rank(number: int) -> PlaneOpened:
+    address = replace(OPENED.address, incarnation=incarnation_of("a" * 16, number))
+    return replace(OPENED, address=address)
+
+
+async def test_ranks_speak_as_one_engine(link: BackendLink):
+    """Two schedulers open one engine, in whatever order they come, and close a room together."""
+    ends = [await asyncio.to_thread(HostLink, link.path) for _ in range(2)]
+    for end, number in zip(ends, (1, 0), strict=True):
+        end.send(_rank(number))
+    link.drain()
+    link.put_together(2)
+    assert link.opened is not None
+    assert link.opened.address == gather([_rank(0).address, _rank(1).address])
+    closed: list[RoomClosed] = []
+    link.serve(asyncio.get_running_loop(), closed.append)
+    ends[0].send(RoomClosed(room=Room(1)))
+    ends[0].figures(1, 2)
+    link.drain()
+    assert closed == []
+    ends[1].send(RoomClosed(room=Room(1)))
+    ends[1].figures(1, 3)
+    link.drain()
+    assert [message.room for message in closed] == [1]
+    assert link.figures == PlaneFigures(open_rooms=1, dropped_chunks=5)
+    for end in ends:
+        end.close()
+
+
+async def test_the_first_rank_is_asked_to_probe(link: BackendLink):
+    """Ranks come in any order; an address leads to the plane of the first one."""
+    ends = [await asyncio.to_thread(HostLink, link.path) for _ in range(2)]
+    asked: list[int] = []
+    for end, number in zip(ends, (1, 0), strict=True):
+        end.send(_rank(number))
+        end.listen(lambda _ask, rank=number: asked.append(rank))
+    link.serve(asyncio.get_running_loop(), lambda _message: None)
+    probing = asyncio.create_task(link.probe(OPENED.address))
+    async with asyncio.timeout(5):
+        while not asked:
+            await asyncio.sleep(0.01)
+    assert asked == [0]
+    probing.cancel()
+    for end in ends:
+        end.close()
+
+
+def test_an_engine_without_all_its_ranks_does_not_start(link: BackendLink):
+    """A rank whose plane did not open is missed before any request."""
+    sender = HostLink(link.path)
+    sender.send(_rank(0))
+    link.drain()
+    with pytest.raises(ValueError, match="1 of 2 ranks"):
+        link.put_together(2)
+    sender.close()
