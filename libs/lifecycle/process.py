@@ -28,6 +28,7 @@ from libs.lifecycle.api import Build, Parts, Service
 from libs.lifecycle.health import HealthServer, Readiness
 from libs.lifecycle.parent import die_with_parent
 from libs.lifecycle.tasks import Tasks
+from libs.lifecycle.turns import ask_for_short_turns
 from libs.telemetry import gauge, get_logger, names, observe, setup_telemetry
 from proto.ids import Incarnation, InstanceId, new_incarnation, new_instance
 from proto.ledger import RequestRecord
@@ -160,6 +161,7 @@ class _Process(Generic[SettingsT]):
         if self._service is None:
             return None
         _settle_heap()
+        ask_for_short_turns([os.getpid()])
         return tasks
 
     async def _open_bus(self, owner: Tasks) -> NatsBus:

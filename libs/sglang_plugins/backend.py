@@ -85,6 +85,10 @@ class UcxBackend(BaseKVManager):
         self.ranks = int(server_args.tp_size)
         self.page_size = int(args.page_size)
         self.want_timeout_s = options.want_timeout_s
+        self.rest_s = _SENT_WAKE_S
+        """How long prefill leaves what it has sent before it tells its end: decode, whose first token
+        somebody waits for, may need the core."""
+        self._untold = False
         self.transfer_infos: dict[int, Any] = {}
         self.prefill_info_table = KnownPeers()
         self._times: dict[int, tuple[float, float]] = {}
@@ -129,6 +133,10 @@ class UcxBackend(BaseKVManager):
         self._ahead.add(room)
         return True
 
+    def look_again(self) -> None:
+        """Note that a room is over but was not told of, so that no sleep is longer than a rest."""
+        self._untold = True
+
     def was_asked(self, room: int) -> None:
         """Note that decode has asked for a room."""
         self._ahead.discard(room)
@@ -166,6 +174,8 @@ class UcxBackend(BaseKVManager):
             sockets: where the scheduler's messages arrive, with their events; always the same.
             timeout_s: the longest sleep.
         """
+        if self._untold:
+            self._untold, timeout_s = False, min(timeout_s, self.rest_s)
         # A room that opens wakes nobody; here it is seen soon.
         self._tell_figures()
         self._link.flush()

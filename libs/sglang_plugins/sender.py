@@ -13,6 +13,7 @@ from libs.sglang_plugins.states import (
     BOOTSTRAPPING,
     FAILED,
     SUCCESS,
+    TRANSFERRING,
     WAITING_FOR_INPUT,
     poll_of,
 )
@@ -52,6 +53,7 @@ class UcxSender(BaseKVSender):
         self._sent = 0
         self._row: int | None = None
         self._first_send: float | None = None
+        self._last_send = 0.0
         self._seconds: float | None = None
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
@@ -82,8 +84,9 @@ class UcxSender(BaseKVSender):
             if event is not None:
                 event.synchronize()
         self._early_send_wait_event = None
+        self._last_send = time.perf_counter()
         if self._first_send is None:
-            self._first_send = time.perf_counter()
+            self._first_send = self._last_send
         pages = np.asarray(kv_indices, dtype=np.int64)
         first = self._skip + self._sent
         self._sent += len(pages)
@@ -99,6 +102,9 @@ class UcxSender(BaseKVSender):
             if state not in (SUCCESS, FAILED):
                 self.kv_mgr.was_asked(self.bootstrap_room)
                 return state
+            if state == SUCCESS and time.perf_counter() - self._last_send < self.kv_mgr.rest_s:
+                self.kv_mgr.look_again()
+                return TRANSFERRING
             self._conclude(state)
         return self.conclude_state if self.conclude_state is not None else FAILED
 

@@ -17,6 +17,7 @@ from libs.clock import SystemClock
 from libs.engine.options import EngineKind, HostOptions
 from libs.engine.process import HostedEngine
 from libs.lifecycle.tasks import Tasks
+from libs.lifecycle.turns import ask_for_short_turns
 from libs.models import ModelFolder
 from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import (
@@ -143,6 +144,8 @@ async def rig(
         EngineDead: one of them did not start.
     """
     begin = time.perf_counter()
+    # As the services do.
+    ask_for_short_turns([os.getpid()])
     async with Tasks() as tasks:
         engines = {
             role: HostedEngine(

@@ -29,6 +29,7 @@ from libs.engine.sgl.card import compat_facts, make_card, model_hashes
 from libs.engine.sgl.guides import GuideCheck
 from libs.engine.sgl.leftovers import free_port, remove_dead_segments
 from libs.engine.sgl.link import BackendLink
+from libs.lifecycle.turns import ask_for_short_turns
 from libs.models.hashes import Hashes
 from libs.sglang_plugins import BACKEND, PLATFORM, PLUGIN, BackendOptions
 from proto.workers import CompatCard, Feature, Role
@@ -100,6 +101,11 @@ def start(options: HostOptions) -> Started:
             link.put_together(int(engine.server_args.tp_size))
         except ValueError as error:
             raise EngineDead(f"SGLang started without the ucx backend: {error}") from error
+    if not cuda:
+        # Where the computing is done by the same cores, a token must not wait for its turn to end.
+        children = engine.get_all_child_pids()
+        schedulers = children[: engine.server_args.tp_size * engine.server_args.pp_size]
+        ask_for_short_turns((os.getpid(), *children), spare=schedulers)
     return _started(options, engine, link, hashes)
 
 

@@ -80,6 +80,8 @@ class Backend(SimpleNamespace):
             plane=Plane(),
             page_size=16,
             want_timeout_s=60.0,
+            rest_s=0.0,
+            looks=0,
             rank=0,
             ranks=1,
             linked="",
@@ -95,6 +97,9 @@ class Backend(SimpleNamespace):
 
     def may_begin(self, room: int, asker: str) -> bool:
         return asker == self.linked
+
+    def look_again(self) -> None:
+        self.looks += 1
 
     def was_asked(self, room: int) -> None:
         self.asked.append(room)

@@ -134,3 +134,21 @@ def test_a_linked_asker_need_not_have_asked_before_computing_begins(sender: Any,
     assert backend.asked == [7]
     sender.send(np.array([6], dtype=np.int32))
     assert _handle(backend).pushed == [([4, 5], 0, False, None), ([6], 2, True, 1)]
+
+
+@pytest.mark.parametrize(
+    ("state", "first"), [(RoomState.DONE, TRANSFERRING), (RoomState.FAILED, FAILED)]
+)
+def test_what_was_sent_is_told_a_moment_later(
+    sender: Any, backend: Any, state: RoomState, first: int
+):
+    """Decode has the core first, and the scheduler looks again; a failure is told at once."""
+    sender.init(1, 0)
+    sender.send([3])
+    _handle(backend).state = state
+    backend.rest_s = 3600.0
+    assert sender.poll() == first
+    assert backend.looks == (first == TRANSFERRING)
+    backend.rest_s = 0.0
+    assert sender.poll() == (SUCCESS if state is RoomState.DONE else FAILED)
+    assert backend.concluded == [7]
