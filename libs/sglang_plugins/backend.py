@@ -86,8 +86,8 @@ class UcxBackend(BaseKVManager):
         self.page_size = int(args.page_size)
         self.want_timeout_s = options.want_timeout_s
         self.rest_s = _SENT_WAKE_S
-        """How long prefill leaves what it has sent before it tells its end: decode, whose first token
-        somebody waits for, may need the core."""
+        """How long prefill leaves what it has sent before it tells its end: decode, whose first
+        token somebody waits for, may need the core."""
         self._untold = False
         self.transfer_infos: dict[int, Any] = {}
         self.prefill_info_table = KnownPeers()
