@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def ask_for_short_turns(pids: Iterable[int], *, spare: Collection[int] = ()) -> 
     for pid in pids:
         try:
             threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-        except FileNotFoundError:  # it has ended, or this is no Linux
+        except (FileNotFoundError, ProcessLookupError):  # it has ended, or this is no Linux
             continue
         taken += sum(_shorten(thread) for thread in threads if thread not in spare)
     return taken
@@ -69,7 +69,7 @@ def _read(thread: int) -> _Attributes | None:
 
 
 def _call(which: int, thread: int, attributes: _Attributes, *size: int) -> int:
-    numbers = _CALLS.get(platform.machine()) if os.name == "posix" else None
+    numbers = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
     if numbers is None:
         return -1
     attributes.size = ctypes.sizeof(attributes)

@@ -110,6 +110,19 @@ class Rig:
         """Return the processes of engines."""
         return tuple(pid for role in roles for pid in self.ready[role].pids)
 
+    async def holds_nothing(self, *roles: Role, within_s: float = 2.0) -> bool:
+        """Return whether engines hold no KV, no request and no room within a time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while any(  # noqa: ASYNC110 - the load is told by nobody
+                    load.kv_used_tokens or load.running or load.waiting or load.open_rooms
+                    for load in (self.engines[role].load() for role in roles)
+                ):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return False
+        return True
+
     async def _collect(self, role: Role, job: Job, answer: Answer) -> None:
         begin = time.perf_counter()
         async for output in self.engines[role].run(job):

@@ -53,11 +53,6 @@ class BackendLink:
         """The newest counters of all ranks."""
         return all_figures(self._figures.values())
 
-    @property
-    def ranks(self) -> int:
-        """How many scheduler processes have said that their plane is open."""
-        return len(self._opened)
-
     def serve(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[RoomClosed], None]) -> None:
         """Watch the line on a loop; `on_room` is told of every transfer that ended."""
         self._loop = loop

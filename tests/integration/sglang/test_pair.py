@@ -96,22 +96,6 @@ def keeping(judged: Pair, keeper: tuple[HostedEngine, EngineReady]) -> Pair:
     return judged.with_engine(Role.DECODE, *keeper)
 
 
-async def _nothing_held(engines: Rig, limit_s: float = 2.0) -> bool:
-    """Return whether both engines hold no KV and no room within the limit."""
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                loads = [engines.engines[role].load() for role in PAIR]
-                if not any(
-                    load.kv_used_tokens or load.running or load.waiting or load.open_rooms
-                    for load in loads
-                ):
-                    return True
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        return False
-
-
 async def test_the_pair_answers_as_the_aggregated_engine(engines: Rig, model: ModelFolder):
     """20 prompts one by one and 20 at once give equal tokens, and every expected byte moved."""
     result = await compare_on(engines, CASE, model)
@@ -119,7 +103,7 @@ async def test_the_pair_answers_as_the_aggregated_engine(engines: Rig, model: Mo
     assert (result.sequential, result.concurrent) == (20, 20)
     assert result.chunks >= 3000 // CASE.chunk
     assert result.moved == result.expected
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
 
 
 async def test_the_cards_of_all_three_are_equal(engines: Rig):
@@ -209,7 +193,7 @@ async def test_a_broken_guide_is_the_end_of_its_request_only(
     for end in (answer.prefill, answer.last):
         assert isinstance(end, JobFailed)
         assert end.code is ErrorCode.INVALID_VALUE
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
     assert (await engines.split(ids, greedy(2))).failure == ""
 
 
@@ -307,7 +291,7 @@ async def test_a_request_that_nobody_meets_ends_by_its_deadline(engines: Rig, mo
     assert isinstance(prefill, JobFailed)
     assert isinstance(decode, JobFailed)
     assert (prefill.code, decode.code) == (ErrorCode.DEADLINE, ErrorCode.DEADLINE)
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
 
 
 async def test_an_address_of_nobody_is_the_end_of_the_request_only(
@@ -320,7 +304,7 @@ async def test_an_address_of_nobody_is_the_end_of_the_request_only(
     assert isinstance(end, JobFailed)
     assert end.code in (ErrorCode.PREFILL_LOST, ErrorCode.LANE_REFUSED)
     assert (await engines.split(ids, greedy(2))).failure == ""
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
 
 
 async def test_a_prompt_that_cannot_fit_is_refused(engines: Rig, model: ModelFolder):
@@ -421,7 +405,7 @@ async def test_of_a_prompt_that_decode_holds_in_part_only_the_rest_moves(keeping
         assert report.moved_bytes == report.expected_bytes
     _, salted = await _moved(keeping, first, cache_salt="another")
     assert (salted.held_tokens, salted.moved_bytes) == (0, whole.moved_bytes)
-    assert await _nothing_held(keeping.rig)
+    assert await keeping.rig.holds_nothing(*PAIR)
 
 
 @pytest.mark.parametrize("action", [Action.ABORT_PREFILL, Action.ABORT_DECODE], ids=PAIR)
@@ -450,7 +434,7 @@ async def test_a_transfer_that_breaks_off_leaves_no_pages_in_the_cache(
     _, report = await _moved(keeping, held + rest)
     assert report.held_tokens == 640
     assert report.moved_bytes == report.expected_bytes
-    assert await _nothing_held(keeping.rig)
+    assert await keeping.rig.holds_nothing(*PAIR)
 
 
 async def test_kept_pages_are_given_up_for_others_and_aborts_leak_none(keeping: Pair):
@@ -491,4 +475,4 @@ async def test_answers_that_outgrow_memory_beside_kept_pages_are_right(keeping: 
         answers = await asyncio.gather(*(keeping.rig.split(ids, greedy(most)) for ids in prompts))
         assert [answer.failure for answer in answers] == [""] * 3
         assert [answer.ids for answer in answers] == right
-    assert await _nothing_held(keeping.rig)
+    assert await keeping.rig.holds_nothing(*PAIR)

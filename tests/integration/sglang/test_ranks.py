@@ -50,26 +50,13 @@ async def engines(
         yield ready
 
 
-async def _nothing_held(engines: Rig) -> bool:
-    try:
-        async with asyncio.timeout(2):
-            while any(
-                load.kv_used_tokens or load.running or load.waiting or load.open_rooms
-                for load in (engines.engines[role].load() for role in PAIR)
-            ):
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        return False
-    return True
-
-
 async def test_ranks_answer_as_the_aggregated_engine(engines: Rig, model: ModelFolder) -> None:
     """20 prompts one by one and 20 at once give equal tokens, and every rank's bytes moved."""
     result = await compare_on(engines, CASE, model)
     assert result.problems == ()
     assert (result.sequential, result.concurrent) == (20, 20)
     assert result.moved == result.expected
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
 
 
 async def test_both_ranks_have_sent_their_part(engines: Rig, model: ModelFolder) -> None:
@@ -92,7 +79,9 @@ async def test_both_ranks_have_sent_their_part(engines: Rig, model: ModelFolder)
 @pytest.mark.parametrize("role", PAIR)
 async def test_an_abort_ends_all_ranks(engines: Rig, model: ModelFolder, role: Role) -> None:
     """Whichever side gives up in mid-prompt, both end typed, hold nothing, and go on."""
-    ids, job, room = prompt(model.path, 3000, 7), new_job(), new_room_id()
+    # A prompt of its own: prefill would have the other one in its cache.
+    ids = prompt(model.path, 3000, 7 + PAIR.index(role))
+    job, room = new_job(), new_room_id()
     peer = engines.ready[Role.PREFILL].address
     asker = engines.engines[Role.DECODE].incarnation
     prefill = job_for(JobKind.PREFILL, ids, greedy(8), job, room, asker=asker)
@@ -100,7 +89,7 @@ async def test_an_abort_ends_all_ranks(engines: Rig, model: ModelFolder, role: R
     ends = asyncio.gather(
         engines.end_of(Role.PREFILL, prefill), engines.end_of(Role.DECODE, decode)
     )
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.03)
     await engines.engines[role].abort(job)
     async with asyncio.timeout(20):
         both = dict(zip(PAIR, await ends, strict=True))
@@ -108,7 +97,7 @@ async def test_an_abort_ends_all_ranks(engines: Rig, model: ModelFolder, role: R
     assert isinstance(aborted, JobFailed)
     assert aborted.code is ErrorCode.CANCELLED
     assert isinstance(other, JobFailed)
-    assert await _nothing_held(engines)
+    assert await engines.holds_nothing(*PAIR)
     after = prompt(model.path, 200, 8)
     assert (await engines.split(after, greedy(8))).ids == (
         await engines.aggregated(after, greedy(8))
