@@ -74,12 +74,14 @@ class Endpoint:
     name: str
     subject: str
     request: type[Message]
-    handler: Callable[[Any], Awaitable[Message]]
-    """Returns the reply; raises `PdbusError` for a typed refusal. Handlers run concurrently."""
+    handler: Callable[[Any], Awaitable[Message]] | Callable[[Any], Message]
+    """Returns the reply; raises `PdbusError` for a typed refusal. An `async` function runs as a
+    task, concurrently with others; a plain one must never wait: it is called where the request is
+    read, at the price of no task."""
     queue: str | None = None
     """Queue group; None means that every subscriber answers."""
     concurrency: int = 256
-    """Most handlers at once; more requests are refused with `saturated`."""
+    """Most `async` handlers at once; more requests are refused with `saturated`."""
 
 
 class Subscription(Protocol):

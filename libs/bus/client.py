@@ -34,6 +34,8 @@ from libs.telemetry import (
     get_logger,
     names,
     observe,
+    observer,
+    recording,
     span,
     traceparent,
 )
@@ -70,9 +72,10 @@ class NatsBus:
         self._clock = clock
         self._tasks = tasks
         self._endpoints: list[ServedEndpoint] = []
+        self._ways: dict[str, _Way] = {}
         self._asking = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._quiet: asyncio.Event | None = None
+        """Set when the last of our own requests has ended; made by who waits for that."""
         settings = link.settings
         stream = event_stream(settings.event_max_age_s, settings.event_max_bytes)
         self._emitter = Emitter(link, stream, clock, capacity=settings.event_buffer)
@@ -129,34 +132,27 @@ class NatsBus:
             PdbusError: the other side refused, with its code.
             NoResponders, RequestTimeout, BusDown, TooLarge.
         """
-        name = template(subject)
-        facts = {
-            attributes.MESSAGING_SYSTEM: "nats",
-            attributes.MESSAGING_OPERATION_TYPE: "send",
-            attributes.MESSAGING_OPERATION_NAME: "request",
-            attributes.MESSAGING_DESTINATION: subject,
-            attributes.MESSAGING_TEMPLATE: name,
-        }
-        labels: dict[str, str] = {attributes.MESSAGING_TEMPLATE: name}
+        way = self._way(template(subject))
+        facts = way.facts(subject) if recording() else None
         started = time.perf_counter()
         self._asking += 1
-        self._quiet.clear()
         try:
-            with span(names.span_send(name), facts, kind=SpanKind.PRODUCER) as current:
+            with span(way.span, facts, kind=SpanKind.PRODUCER) as current:
                 data = encode(message)
-                current.set_attributes(about(message, data))
+                if facts is not None:
+                    current.set_attributes(about(message, data))
                 msg = await self.link.ask(subject, data, _trace_headers(), timeout_s)
-                return _understand(msg, reply)
-        except (BusError, PdbusError) as error:
-            refused = isinstance(error, PdbusError)
-            labels[attributes.ERROR_TYPE] = str(error.code) if refused else type(error).__name__
+                answer = _understand(msg, reply)
+        except BaseException as error:
+            way.failed(error, time.perf_counter() - started)
             raise
+        else:
+            way.took(time.perf_counter() - started)
+            return answer
         finally:
             self._asking -= 1
-            if not self._asking:
+            if self._quiet is not None and not self._asking:
                 self._quiet.set()
-            spent = time.perf_counter() - started
-            observe(names.MESSAGING_OPERATION_DURATION, spent, **labels)
 
     async def subscribe(
         self, subject: str, kind: Any, handler: Callable[[str, Any], None]
@@ -268,11 +264,20 @@ class NatsBus:
 
     async def _answered(self, timeout_s: float) -> None:
         """Wait until our own requests have their replies: closing would cut them off."""
+        if not self._asking:
+            return
+        self._quiet = self._quiet or asyncio.Event()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()
         except TimeoutError:
             get_logger().warning("bus closed before all requests ended", open=self._asking)
+
+    def _way(self, name: str) -> _Way:
+        found = self._ways.get(name)
+        if found is None:
+            found = self._ways[name] = _Way(name)
+        return found
 
     def _forget(self, served: ServedEndpoint) -> None:
         if served in self._endpoints:
@@ -280,6 +285,37 @@ class NatsBus:
 
     def _served(self) -> list[ServedEndpoint]:
         return self._endpoints
+
+
+class _Way:
+    """What there is to tell of the requests to one template."""
+
+    __slots__ = ("_name", "span", "took")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.span = names.span_send(name)
+        labels = {attributes.MESSAGING_TEMPLATE: name}
+        self.took = observer(names.MESSAGING_OPERATION_DURATION, **labels)
+
+    def facts(self, subject: str) -> dict[str, str]:
+        """Return what the span of a request says."""
+        return {
+            attributes.MESSAGING_SYSTEM: "nats",
+            attributes.MESSAGING_OPERATION_TYPE: "send",
+            attributes.MESSAGING_OPERATION_NAME: "request",
+            attributes.MESSAGING_DESTINATION: subject,
+            attributes.MESSAGING_TEMPLATE: self._name,
+        }
+
+    def failed(self, error: BaseException, spent_s: float) -> None:
+        """Count the time of a request that got no answer, or a refusal."""
+        labels = {attributes.MESSAGING_TEMPLATE: self._name}
+        if isinstance(error, PdbusError):
+            labels[attributes.ERROR_TYPE] = str(error.code)
+        elif isinstance(error, BusError):
+            labels[attributes.ERROR_TYPE] = type(error).__name__
+        observe(names.MESSAGING_OPERATION_DURATION, spent_s, **labels)
 
 
 class _Subscribed:

@@ -1,11 +1,16 @@
-"""Answering requests: concurrent handlers, a typed reply for every outcome, an orderly end."""
+"""Answering requests: concurrent handlers, a typed reply for every outcome, an orderly end.
+
+A handler that waits for others runs as a task. One that never waits is a plain function: it is
+called where its request is read, and its reply leaves in the same turn of the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import iscoroutinefunction
+from typing import Any, Protocol, cast
 
 import msgspec
 from nats.aio.subscription import Subscription
@@ -13,7 +18,17 @@ from nats.aio.subscription import Subscription
 from libs.bus.api import BusDown, BusError, Endpoint, TooLarge
 from libs.bus.connect import Link
 from libs.bus.frames import Delivery
-from libs.telemetry import SpanKind, attach, attributes, count, get_logger, names, observe, span
+from libs.telemetry import (
+    Span,
+    SpanKind,
+    attach,
+    attributes,
+    count,
+    get_logger,
+    names,
+    observer,
+    span,
+)
 from proto.base import Message, encode
 from proto.errors import ErrorCode, ErrorReply, PdbusError, spec_of
 from proto.headers import SERVICE_ERROR, SERVICE_ERROR_CODE, TRACEPARENT, TRACESTATE
@@ -55,13 +70,19 @@ class ServedEndpoint:
         self._link = link
         self._tasks = tasks
         self._closed = closed
+        handler = endpoint.handler
+        self._waits = iscoroutinefunction(handler)
+        self._handle_waiting = cast("Callable[[Message], Awaitable[Message]]", handler)
+        self._handle_at_once = cast("Callable[[Message], Message]", handler)
         self._decode = msgspec.msgpack.Decoder(endpoint.request).decode
         self._running: set[asyncio.Task[Any]] = set()
         self._subscription: Subscription | None = None
         self._template = template(endpoint.subject)
         self._span = names.span_process(self._template)
         self._task_name = f"serve {endpoint.name}"
-        self._labels = {attributes.MESSAGING_TEMPLATE: self._template}
+        self._observe = observer(
+            names.MESSAGING_PROCESS_DURATION, **{attributes.MESSAGING_TEMPLATE: self._template}
+        )
         self._attributes: dict[str, str] = {
             attributes.MESSAGING_SYSTEM: "nats",
             attributes.MESSAGING_OPERATION_TYPE: "process",
@@ -109,50 +130,67 @@ class ServedEndpoint:
             count(names.BUS_REFUSED, template=self._template)
             self._refuse(msg, ErrorReply(code=ErrorCode.SATURATED))
             return
-        task = self._tasks.spawn(self._run(msg), name=self._task_name)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        if self._waits:
+            task = self._tasks.spawn(self._run(msg), name=self._task_name)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        else:
+            self._answer(msg)
 
-    async def _run(self, msg: Delivery) -> None:
+    def _answer(self, msg: Delivery) -> None:
+        """Answer at once, with a handler that never waits."""
         started = time.perf_counter_ns()
         headers = msg.headers
         with attach(headers.get(TRACEPARENT), headers.get(TRACESTATE)):
-            refusal = await self._handle(msg)
-            if refusal is not None:
-                self._refuse(msg, refusal)
-        spent = time.perf_counter_ns() - started
-        self.processing_ns += spent
-        observe(names.MESSAGING_PROCESS_DURATION, spent / 1e9, **self._labels)
+            try:
+                with span(self._span, self._attributes, kind=SpanKind.CONSUMER) as current:
+                    answer = self._handle_at_once(self._understand(msg.data, current))
+                    self._respond(msg, encode(answer), None)
+            except Exception as error:  # noqa: BLE001 - the dispatcher's net
+                self._refuse(msg, self._refusal(error))
+        self._took(started)
 
-    async def _handle(self, msg: Delivery) -> ErrorReply | None:
-        """Run the handler and send its reply; return what to refuse with, if it failed."""
-        try:
-            with span(self._span, self._attributes, kind=SpanKind.CONSUMER) as current:
-                request = self._understand(msg.data)
-                current.set_attributes(about(request, msg.data))
-                reply = await self.endpoint.handler(request)
-                self._respond(msg, encode(reply), None)
-        except PdbusError as error:
+    async def _run(self, msg: Delivery) -> None:
+        """Answer with a handler that may wait for others."""
+        started = time.perf_counter_ns()
+        headers = msg.headers
+        with attach(headers.get(TRACEPARENT), headers.get(TRACESTATE)):
+            try:
+                with span(self._span, self._attributes, kind=SpanKind.CONSUMER) as current:
+                    answer = await self._handle_waiting(self._understand(msg.data, current))
+                    self._respond(msg, encode(answer), None)
+            except Exception as error:  # noqa: BLE001 - the dispatcher's net
+                self._refuse(msg, self._refusal(error))
+        self._took(started)
+
+    def _took(self, started_ns: int) -> None:
+        spent = time.perf_counter_ns() - started_ns
+        self.processing_ns += spent
+        self._observe(spent / 1e9)
+
+    def _refusal(self, error: Exception) -> ErrorReply:
+        """Return what the caller is told of a failure: never the text of a fault."""
+        if isinstance(error, PdbusError):
             return ErrorReply(
                 code=error.code,
                 detail=error.detail,
                 param=error.param,
                 retry_after_s=error.retry_after_s,
             )
-        except Exception:  # noqa: BLE001 - the dispatcher's net
-            # The caller gets a typed answer, and never the text of a fault.
-            count(names.BUS_HANDLER_ERRORS, template=self._template)
-            get_logger().exception("handler failed", endpoint=self.endpoint.name)
-            return ErrorReply(code=ErrorCode.INTERNAL)
-        return None
+        count(names.BUS_HANDLER_ERRORS, template=self._template)
+        get_logger().error("handler failed", endpoint=self.endpoint.name, exc_info=error)
+        return ErrorReply(code=ErrorCode.INTERNAL)
 
-    def _understand(self, data: bytes) -> Message:
+    def _understand(self, data: bytes, current: Span) -> Message:
         try:
-            return self._decode(data)
+            request = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             count(names.BUS_DECODE_ERRORS, template=self._template)
             get_logger().error("request not understood", endpoint=self.endpoint.name)
             raise PdbusError(ErrorCode.INVALID_REQUEST) from error
+        if current.is_recording():
+            current.set_attributes(about(request, data))
+        return request
 
     def _refuse(self, msg: Delivery, reply: ErrorReply) -> None:
         spec = spec_of(reply.code)

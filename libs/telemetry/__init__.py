@@ -5,10 +5,11 @@ Everything but `setup_telemetry` may be called in any process, set up or not.
 
 from libs.telemetry import attributes, names
 from libs.telemetry.logs import get_logger, log_context
-from libs.telemetry.metrics import count, gauge, metrics_text, observe
+from libs.telemetry.metrics import count, gauge, metrics_text, observe, observer
 from libs.telemetry.setup import Telemetry, setup_telemetry
 from libs.telemetry.traces import (
     Attribute,
+    Span,
     SpanKind,
     attach,
     linked_root,
@@ -23,6 +24,7 @@ from libs.telemetry.traces import (
 
 __all__ = [
     "Attribute",
+    "Span",
     "SpanKind",
     "Telemetry",
     "attach",
@@ -36,6 +38,7 @@ __all__ = [
     "metrics_text",
     "names",
     "observe",
+    "observer",
     "record_span",
     "recording",
     "set_attributes",

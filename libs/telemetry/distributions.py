@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from libs.telemetry.kinds import Histogram
 
-__all__ = ["Distribution", "PlainMeterProvider"]
+__all__ = ["Distribution", "Labels", "PlainMeterProvider"]
 
 Label = str | int | bool
 Labels = tuple[tuple[str, Label], ...]
@@ -48,7 +48,10 @@ class Distribution:
 
     def record(self, value: float, labels: dict[str, Label]) -> None:
         """Take in one value."""
-        key = tuple(labels.items())
+        self.add(value, tuple(labels.items()))
+
+    def add(self, value: float, key: Labels) -> None:
+        """Take in one value, the labels as they are kept."""
         with self._lock:
             series = self._series.get(key)
             if series is None:

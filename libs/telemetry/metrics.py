@@ -22,7 +22,7 @@ from libs.telemetry.kinds import Counter, Gauge, Histogram
 from libs.telemetry.names import METRICS_BY_NAME
 from libs.telemetry.traces import otlp_enabled
 
-__all__ = ["count", "gauge", "make_meter_provider", "metrics_text", "observe"]
+__all__ = ["count", "gauge", "make_meter_provider", "metrics_text", "observe", "observer"]
 
 Label = str | int | bool
 Read = Callable[[], float]
@@ -38,6 +38,21 @@ def count(name: Counter, value: float = 1, **labels: Label) -> None:
 def observe(name: Histogram, value: float, **labels: Label) -> None:
     """Give one value to a distribution."""
     _histogram(name).record(value, labels)
+
+
+def observer(name: Histogram, **labels: Label) -> Callable[[float], None]:
+    """Return what gives values to a distribution, for labels that stay: it costs the least."""
+    key = tuple(labels.items())
+
+    def give(value: float) -> None:
+        # Asked for each time: the process may be set up after this was made.
+        histogram = _histogram(name)
+        if isinstance(histogram, Distribution):
+            histogram.add(value, key)
+        else:
+            histogram.record(value, labels)
+
+    return give
 
 
 def gauge(name: Gauge, callback: Read, **labels: Label) -> Callable[[], None]:

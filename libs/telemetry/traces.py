@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -36,6 +37,7 @@ from proto.errors import ErrorCode, PdbusError
 
 __all__ = [
     "Attribute",
+    "Span",
     "SpanKind",
     "attach",
     "linked_root",
@@ -163,18 +165,33 @@ def set_attributes(**attributes: Attribute) -> None:
     trace.get_current_span().set_attributes(attributes)
 
 
-@contextmanager
-def attach(traceparent: str | None, tracestate: str | None = None) -> Generator[None]:
+def attach(traceparent: str | None, tracestate: str | None = None) -> AbstractContextManager[None]:
     """Make a caller's context the current one for a block.
 
     Without a header, or with a malformed one, the block has no parent: the next span starts a new
     trace. A context that says "not sampled" stays so.
     """
-    token = otel_context.attach(_extract(traceparent, tracestate))
-    try:
-        yield
-    finally:
-        otel_context.detach(token)
+    return _Attached(_extract(traceparent, tracestate))
+
+
+class _Attached:
+    """A block in another context."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        otel_context.detach(self._token)
 
 
 def traceparent() -> tuple[str | None, str | None]:

@@ -21,7 +21,8 @@ class Verb:
 
     name: str
     request: type[Message]
-    handler: Callable[[Any], Awaitable[Message]]
+    handler: Callable[[Any], Awaitable[Message]] | Callable[[Any], Message]
+    """As that of an `Endpoint`: a plain function must never wait."""
 
 
 def control_verbs(worker: Worker) -> tuple[Verb, ...]:
@@ -30,7 +31,7 @@ def control_verbs(worker: Worker) -> tuple[Verb, ...]:
     async def abort(ask: Abort) -> Aborted:
         return await worker.abort(ask.rid, ask.attempt, ask.reason)
 
-    async def inventory(_ask: InventoryRequest) -> Inventory:
+    def inventory(_ask: InventoryRequest) -> Inventory:
         load = worker.engine.load() if worker.engine else None
         return Inventory(
             leases=worker.leases.refs(worker.clock.monotonic()),
@@ -38,7 +39,7 @@ def control_verbs(worker: Worker) -> tuple[Verb, ...]:
             kv_used_tokens=load.kv_used_tokens if load else 0,
         )
 
-    async def drain(_ask: Drain) -> Draining:
+    def drain(_ask: Drain) -> Draining:
         return Draining(running=worker.begin_drain())
 
     return (

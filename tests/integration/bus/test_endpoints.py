@@ -8,7 +8,7 @@ import nats
 import pytest
 
 from libs.bus import BusError, Endpoint, NatsBus, NoResponders, RequestTimeout
-from libs.telemetry import names, trace_id
+from libs.telemetry import names, span, trace_id
 from proto.base import decode, encode
 from proto.control import Abort, Aborted
 from proto.errors import ERRORS, ErrorCode, ErrorReply, PdbusError
@@ -34,6 +34,45 @@ async def test_handlers_of_one_endpoint_run_concurrently(shared_nats, connect):
     async with asyncio.TaskGroup() as group:
         for _ in range(5):
             group.create_task(caller.request(subject, ABORT, Aborted, timeout_s=5))
+
+
+async def test_a_plain_handler_costs_no_task(shared_nats, connect, spans):
+    """A handler that never waits runs where its request is read, within the caller's trace."""
+    server, caller = await connect(shared_nats), await connect(shared_nats)
+    seen = []
+
+    def note(order: Abort) -> Aborted:
+        seen.append((trace_id(), [task.get_name() for task in asyncio.all_tasks()]))
+        return Aborted(rid=order.rid)
+
+    subject = fresh_subject()
+    served = await server.serve(endpoint(subject, note))
+    with span("asking"):
+        mine = trace_id()
+        assert await caller.request(subject, ABORT, Aborted, timeout_s=2) == Aborted(rid=ABORT.rid)
+    ((trace, tasks),) = seen
+    assert trace == mine
+    assert "serve abort" not in tasks
+    assert (served.num_requests, served.num_errors, served.inflight) == (1, 0, 0)
+    assert served.processing_ns > 0
+    processed = [each for each in spans.get_finished_spans() if each.name.startswith("process")]
+    assert [f"{each.context.trace_id:032x}" for each in processed] == [mine]
+
+
+async def test_a_plain_handler_keeps_no_drain_waiting(shared_nats, connect):
+    """All that was asked before the drain is answered, and nothing is left to wait for."""
+    server, caller = await connect(shared_nats), await connect(shared_nats)
+    subject = fresh_subject()
+    served = await server.serve(endpoint(subject, lambda order: Aborted(rid=order.rid)))
+    async with asyncio.TaskGroup() as group:
+        asked = [
+            group.create_task(caller.request(subject, ABORT, Aborted, timeout_s=5))
+            for _ in range(10)
+        ]
+        await until(lambda: served.num_requests == 10)
+        assert await served.idle(0)
+        assert await server.drain(5)
+    assert [task.result() for task in asked] == [Aborted(rid=ABORT.rid)] * 10
 
 
 async def test_over_its_limit_an_endpoint_refuses_at_once(shared_nats, connect, metric):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, cast
 
 from libs.bus.api import BusDown, Endpoint, NoResponders, RequestTimeout, Subscription
 from proto.base import Message, ProtocolError, decode, encode
@@ -238,37 +239,53 @@ class _Service:
         if len(self.running) >= self._endpoint.concurrency:
             self._refuse(subject, path, ErrorReply(code=ErrorCode.SATURATED))
             return
+        if not iscoroutinefunction(self._endpoint.handler):
+            self._answer_at_once(subject, data, path)
+            return
         task = loop.create_task(
             self._answer(subject, data, path), name=f"serve {self._endpoint.name}"
         )
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
+    def _answer_at_once(self, subject: str, data: bytes, path: ReplyPath | None) -> None:
+        handler = cast("Callable[[Message], Message]", self._endpoint.handler)
+        try:
+            answer = handler(self._understand(data))
+        except Exception as error:  # noqa: BLE001 - as the real dispatcher: typed, told, counted
+            self._refuse(subject, path, self._refusal(error))
+        else:
+            self._reply(subject, path, encode(answer), good=True)
+
     async def _answer(self, subject: str, data: bytes, path: ReplyPath | None) -> None:
+        handler = cast("Callable[[Message], Awaitable[Message]]", self._endpoint.handler)
+        try:
+            answer = await handler(self._understand(data))
+        except Exception as error:  # noqa: BLE001 - as the real dispatcher: typed, told, counted
+            self._refuse(subject, path, self._refusal(error))
+        else:
+            self._reply(subject, path, encode(answer), good=True)
+
+    def _understand(self, data: bytes) -> Message:
         try:
             request = decode(data, self._endpoint.request)
         except ProtocolError as error:
-            code = ErrorCode.INVALID_REQUEST
-            self._refuse(subject, path, ErrorReply(code=code, detail=str(error)))
-            return
+            raise PdbusError(ErrorCode.INVALID_REQUEST, str(error)) from error
         self._bus._note_ending(request)
-        try:
-            answer = await self._endpoint.handler(request)
-        except PdbusError as error:
-            refusal = ErrorReply(
+        return request
+
+    def _refusal(self, error: Exception) -> ErrorReply:
+        if isinstance(error, PdbusError):
+            return ErrorReply(
                 code=error.code,
                 detail=error.detail,
                 param=error.param,
                 retry_after_s=error.retry_after_s,
             )
-            self._refuse(subject, path, refusal)
-        except Exception as error:  # noqa: BLE001 - as the real dispatcher: typed, told, counted
-            self._bus.network.trace.violate(
-                "handler", f"{self._bus.link.name} {self._endpoint.name} {error!r}"
-            )
-            self._refuse(subject, path, ErrorReply(code=ErrorCode.INTERNAL))
-        else:
-            self._reply(subject, path, encode(answer), good=True)
+        self._bus.network.trace.violate(
+            "handler", f"{self._bus.link.name} {self._endpoint.name} {error!r}"
+        )
+        return ErrorReply(code=ErrorCode.INTERNAL)
 
     def _refuse(self, subject: str, path: ReplyPath | None, refusal: ErrorReply) -> None:
         self._reply(subject, path, encode(refusal), good=False)

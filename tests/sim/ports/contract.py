@@ -42,7 +42,10 @@ class Ports:
         return await self.one.request(self.subject(verb), message, Aborted, timeout_s=timeout_s)
 
     async def answer(
-        self, verb: str, handler: Callable[[Abort], Awaitable[Aborted]], **options: Any
+        self,
+        verb: str,
+        handler: Callable[[Abort], Awaitable[Aborted]] | Callable[[Abort], Aborted],
+        **options: Any,
     ) -> Any:
         """Let the second process answer."""
         return await self.two.serve(Endpoint(verb, self.subject(verb), Abort, handler, **options))
@@ -87,6 +90,41 @@ async def a_fault_is_internal(ports: Ports) -> None:
         await ports.ask("bad")
     assert refusal.value.code is ErrorCode.INTERNAL
     assert "secret" not in str(refusal.value)
+
+
+async def a_plain_handler_does_the_same(ports: Ports) -> None:
+    """A handler that never waits replies, refuses and fails as one that may."""
+
+    def handle(message: Abort) -> Aborted:
+        match message.attempt:
+            case 1:
+                raise PdbusError(ErrorCode.SATURATED, "full", param="p", retry_after_s=2.5)
+            case 2:
+                raise ValueError("secret")
+            case _:
+                return Aborted(rid=message.rid)
+
+    served = await ports.answer("plain", handle)
+    assert await ports.ask("plain") == Aborted(rid=RID)
+    with pytest.raises(PdbusError) as refusal:
+        await ports.ask("plain", 1)
+    error = refusal.value
+    assert (error.code, error.detail, error.param, error.retry_after_s) == (
+        ErrorCode.SATURATED,
+        "full",
+        "p",
+        2.5,
+    )
+    with pytest.raises(PdbusError) as refusal:
+        await ports.ask("plain", 2)
+    assert refusal.value.code is ErrorCode.INTERNAL
+    assert "secret" not in str(refusal.value)
+    with pytest.raises(PdbusError) as refusal:
+        await ports.one.request(ports.subject("plain"), InventoryRequest(), Aborted, timeout_s=1.0)
+    assert refusal.value.code is ErrorCode.INVALID_REQUEST
+    await served.close()
+    with pytest.raises(NoResponders):
+        await ports.ask("plain")
 
 
 async def nobody_is_told_at_once(ports: Ports) -> None:
@@ -259,6 +297,7 @@ PROMISES: tuple[Callable[[Ports], Awaitable[None]], ...] = (
     a_reply_comes_back,
     a_refusal_keeps_its_fields,
     a_fault_is_internal,
+    a_plain_handler_does_the_same,
     nobody_is_told_at_once,
     silence_is_a_timeout,
     closing_waits_for_handlers,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from libs.telemetry import count, gauge, names, observe
+from libs.telemetry import count, gauge, names, observe, observer
 from libs.telemetry.kinds import Counter, Gauge, Histogram
 
 Read = Callable[..., float]
@@ -26,6 +26,14 @@ def test_observations_are_counted(metric: Read):
     before = metric("pdbus.kv.transfer", lane="test")
     observe(names.KV_TRANSFER_SECONDS, 0.2, lane="test")
     assert metric("pdbus.kv.transfer", lane="test") - before == 1
+
+
+def test_an_observer_gives_to_the_same_distribution(metric: Read):
+    """What is given with labels that stay is counted beside what is given with labels each time."""
+    before = metric("pdbus.kv.transfer", lane="bound")
+    observer(names.KV_TRANSFER_SECONDS, lane="bound")(0.2)
+    observe(names.KV_TRANSFER_SECONDS, 0.3, lane="bound")
+    assert metric("pdbus.kv.transfer", lane="bound") - before == 2
 
 
 def test_a_gauge_is_read_when_asked_for_and_can_be_removed(metric: Read):
