@@ -50,6 +50,8 @@ class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c", g
     prompt_tokens: int = 0
     cached_tokens: int = 0
     details: Details | None = None
+    revision: int = 0
+    """With `finish`: of the record, as the claim has left it; 0 where it is not known."""
 
     @property
     def count(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proto.base import Message
-from proto.ids import RequestId
+from proto.ids import Incarnation, RequestId
 from proto.kv import PeerAddress
 from proto.ledger import Mode, Placement, RequestRecord, Sink
 from proto.workers import WorkerRef
@@ -80,9 +80,14 @@ class Claim(Message, frozen=True, kw_only=True):
     rid: RequestId
     attempt: int
     worker: WorkerRef
+    gateway: Incarnation | None = None
+    """Who has started the attempt."""
 
 
 class Claimed(Message, frozen=True, kw_only=True):
     """The claim is granted; a refusal is an error reply (`stale_attempt`, `cancelled`)."""
 
     attempt: int
+    revision: int = 0
+    """Of the record as the claim has left it, where the gateway of the claim owns it: all that it
+    knows of the record still stands. 0 where that is not sure."""

@@ -7,7 +7,7 @@ from libs.clock.api import Clock
 from libs.telemetry import count, names
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
-from proto.ids import RequestId
+from proto.ids import Incarnation, RequestId
 from proto.router import Claim, Claimed
 from proto.workers import WorkerRef
 
@@ -20,18 +20,25 @@ _FINAL = frozenset({ErrorCode.STALE_ATTEMPT, ErrorCode.CANCELLED, ErrorCode.DEAD
 
 
 async def claim(
-    *, bus: Bus, clock: Clock, rid: RequestId, attempt: int, worker: WorkerRef
-) -> ErrorCode | None:
-    """Ask for the attempt; return None if it may be streamed, else the refusal.
+    *,
+    bus: Bus,
+    clock: Clock,
+    rid: RequestId,
+    attempt: int,
+    worker: WorkerRef,
+    gateway: Incarnation,
+) -> int | ErrorCode:
+    """Ask for the attempt; return the record's revision if it may be streamed, else the refusal.
 
-    If no router or ledger answers within a second, the attempt is streamed unclaimed: the
-    gateway's own fence drops the output of a stale attempt, so only work can be wasted.
+    If no router or ledger answers within a second, the attempt is streamed unclaimed, and the
+    revision is 0: the gateway's own fence drops the output of a stale attempt, so only work can be
+    wasted.
     """
-    ask = Claim(rid=rid, attempt=attempt, worker=worker)
+    ask = Claim(rid=rid, attempt=attempt, worker=worker, gateway=gateway)
     until = clock.monotonic() + _PATIENCE_S
     while clock.monotonic() < until:
         try:
-            await bus.request(subjects.ROUTER_CLAIM, ask, Claimed, timeout_s=_TRY_S)
+            claimed = await bus.request(subjects.ROUTER_CLAIM, ask, Claimed, timeout_s=_TRY_S)
         except PdbusError as refusal:
             if refusal.code in _FINAL:
                 count(names.DECODE_CLAIMS, outcome="refused")
@@ -40,7 +47,7 @@ async def claim(
             pass
         else:
             count(names.DECODE_CLAIMS, outcome="granted")
-            return None
+            return claimed.revision
         await clock.sleep(_PAUSE_S)
     count(names.DECODE_CLAIMS, outcome="unclaimed")
-    return None
+    return 0

@@ -148,6 +148,7 @@ class DecodeService:
             rid=attempt.rid,
             attempt=attempt.number,
             worker=worker.ref,
+            gateway=start.reply.incarnation,
         )
         claimed = worker.tasks.spawn(asked, name="claim")
         first_ms: float | None = None
@@ -162,8 +163,8 @@ class DecodeService:
                         outputs.hand_on(partial(self._emit, attempt))
                     self._emit(attempt, output)
                 elif isinstance(output, JobFinished):
-                    await self._settle_claim(attempt, claimed)
-                    self._finish(attempt, start, output, first_ms)
+                    revision = await self._settle_claim(attempt, claimed)
+                    self._finish(attempt, start, output, first_ms, revision)
                 else:
                     claimed.cancel()
                     self._break(attempt, output, first_ms)
@@ -171,13 +172,17 @@ class DecodeService:
             _count_tokens(attempt)
 
     async def _settle_claim(
-        self, attempt: Attempt, claimed: asyncio.Task[ErrorCode | None]
-    ) -> None:
+        self, attempt: Attempt, claimed: asyncio.Task[int | ErrorCode | None]
+    ) -> int:
+        """Wait for the claim; return the revision of the record, where it is known."""
         refusal = await claimed
+        if isinstance(refusal, int):
+            return refusal
         if refusal is None or attempt.aborted is not None:
-            return
+            return 0
         get_logger().warning("claim refused", rid=attempt.rid, code=refusal)
         await self.worker.abort(attempt.rid, attempt.number, f"claim refused: {refusal}")
+        return 0
 
     def _emit(self, attempt: Attempt, output: JobTokens) -> None:
         if attempt.aborted is not None:
@@ -197,7 +202,12 @@ class DecodeService:
             _count_tokens(attempt)
 
     def _finish(
-        self, attempt: Attempt, start: DecodeStart, done: JobFinished, first_ms: float | None
+        self,
+        attempt: Attempt,
+        start: DecodeStart,
+        done: JobFinished,
+        first_ms: float | None,
+        revision: int,
     ) -> None:
         attempt.quiet = True
         if attempt.aborted is not None:
@@ -213,6 +223,7 @@ class DecodeService:
             prompt_tokens=done.prompt_tokens,
             cached_tokens=done.cached_tokens,
             details=_last_details(done),
+            revision=revision,
         )
         attempt.log.append(chunk)
         self.worker.speaker.say(attempt, chunk)

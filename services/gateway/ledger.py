@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown
+from libs.bus.api import BusDown, Conflict, RequestTimeout, Store, StoreUnknown, Versioned
 from libs.clock.api import Clock
 from libs.telemetry import count, names, traceparent
 from proto.errors import ErrorCode, PdbusError
@@ -107,24 +107,43 @@ class Ledger:
             return None
         return mine
 
-    async def end(self, rid: RequestId, ending: Ending, *, within_s: float) -> RequestRecord | None:
+    async def end(
+        self,
+        rid: RequestId,
+        ending: Ending,
+        *,
+        within_s: float,
+        known: Versioned[RequestRecord] | None = None,
+    ) -> RequestRecord | None:
         """Write a terminal state; return the record as it stands, or None if it is not known.
 
         If somebody else ended the request first, that ending stands and is returned.
+
+        Args:
+            rid: which request.
+            ending: how it ended.
+            within_s: how long to go on trying.
+            known: the record as it probably stands; where it has changed, it is read.
         """
         try:
             async with asyncio.timeout(within_s):
+                if known is not None:
+                    record = await self._try_end(rid, ending, known)
+                    if record is not None:
+                        return record
                 while True:
-                    record = await self._try_end(rid, ending)
+                    record = await self._try_end(rid, ending, None)
                     if record is not None:
                         return record
                     await self._clock.sleep(_PAUSE_S)
         except TimeoutError:
             return None
 
-    async def _try_end(self, rid: RequestId, ending: Ending) -> RequestRecord | None:
+    async def _try_end(
+        self, rid: RequestId, ending: Ending, known: Versioned[RequestRecord] | None
+    ) -> RequestRecord | None:
         try:
-            found = await self._store.get(rid)
+            found = known or await self._store.get(rid)
             if found is None:
                 return None
             record = found.value

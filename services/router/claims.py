@@ -62,15 +62,21 @@ class Claims:
             record = found.value
             _check(record, ask)
             if record.state is RequestState.STREAMING:
-                return Claimed(attempt=ask.attempt)
+                return _granted(record, found.revision, ask)
             streaming = msgspec.structs.replace(record, state=RequestState.STREAMING)
             revision, found = found.revision, None
             try:
-                await self._store.update(ask.rid, streaming, revision)
+                revision = await self._store.update(ask.rid, streaming, revision)
             except Conflict:
                 continue
-            return Claimed(attempt=ask.attempt)
+            return _granted(streaming, revision, ask)
         raise PdbusError(ErrorCode.BUS_UNAVAILABLE, "the record changes too fast")
+
+
+def _granted(record: RequestRecord, revision: int, ask: Claim) -> Claimed:
+    # A gateway that has lost the request must not write over the record of its new owner.
+    mine = ask.gateway == record.sink.incarnation
+    return Claimed(attempt=ask.attempt, revision=revision if mine else 0)
 
 
 def _check(record: RequestRecord, ask: Claim) -> None:

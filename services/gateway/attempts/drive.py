@@ -40,6 +40,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     finish: FinishReason
     usage: Usage
     attempt: int
+    placement: Placement | None
+    """Where it ran, if it was placed for this gateway."""
+    revision: int
+    """Of the record when the attempt was claimed; 0 where it is not known."""
 
 
 class Attempts:
@@ -189,7 +193,13 @@ class Attempts:
             migrations=self._recovery.migrations,
             reasoning_tokens=chunk.details.reasoning_tokens if chunk.details else 0,
         )
-        return Outcome(finish=finish, usage=usage, attempt=chunk.attempt)
+        return Outcome(
+            finish=finish,
+            usage=usage,
+            attempt=chunk.attempt,
+            placement=self.plan.placement if self.plan else None,
+            revision=chunk.revision,
+        )
 
     def _rest(self) -> Call:
         """Return what is still to be computed: the prompt grows by what was emitted."""

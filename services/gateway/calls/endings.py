@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from libs.bus.api import Versioned
 from libs.chronicle import Fact
 from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
@@ -33,6 +36,8 @@ class Endings:
     """
 
     def __init__(self, ports: Ports, rid: RequestId) -> None:
+        self.accepted: RequestRecord | None = None
+        """The record as this gateway has made it, as long as no other has owned the request."""
         self._ports = ports
         self._rid = rid
 
@@ -49,7 +54,7 @@ class Endings:
             "finish": str(outcome.finish),
         }
         ending = Ending(state=RequestState.DONE, usage=outcome.usage)
-        record = await self._write(ending, outcome.attempt, facts)
+        record = await self._write(ending, outcome.attempt, facts, self._claimed(outcome))
         if record is None or record.state is RequestState.DONE:
             return
         if not record.ended:
@@ -70,11 +75,25 @@ class Endings:
         if record is not None and not record.ended:
             raise Superseded(record)
 
+    def _claimed(self, outcome: Outcome) -> Versioned[RequestRecord] | None:
+        """Return the record as the claim of the attempt has left it, where that is known."""
+        if self.accepted is None or outcome.placement is None or not outcome.revision:
+            return None
+        claimed = msgspec.structs.replace(
+            self.accepted, attempt=outcome.attempt, placement=outcome.placement
+        )
+        return Versioned(claimed, outcome.revision)
+
     async def _write(
-        self, ending: Ending, attempt: int, facts: dict[str, Fact]
+        self,
+        ending: Ending,
+        attempt: int,
+        facts: dict[str, Fact],
+        known: Versioned[RequestRecord] | None = None,
     ) -> RequestRecord | None:
         """Write an ending; if the ledger is away, go on trying without keeping the client."""
-        record = await self._ports.ledger.end(self._rid, ending, within_s=_END_S)
+        ledger = self._ports.ledger
+        record = await ledger.end(self._rid, ending, within_s=_END_S, known=known)
         if record is None:
             self._ports.tasks.spawn(self._write_later(ending, attempt, facts), name="end later")
         else:

@@ -171,6 +171,7 @@ class LiveCall:
         record, revision = await ports.ledger.accept(call)
         if revision is not None:
             self._attempts.known = Versioned(record, revision)
+        self._endings.accepted = record
         self._created_ms = record.created_ms
         ports.budget.accept(ports.clock.monotonic())
         ports.chronicle.fact(
@@ -184,6 +185,7 @@ class LiveCall:
 
     async def _follow(self, record: RequestRecord) -> None:
         """Follow a request that another gateway owns, until it ends or must be taken over."""
+        self._endings.accepted = None
         self._guest = Guest(self._ports, self.call, self.log, self._opened.set)
         orphan = await self._guest.follow(record)
         if orphan is None:

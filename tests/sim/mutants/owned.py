@@ -19,7 +19,7 @@ from tests.sim.mutants.plant import Mutant, mutant, nothing
 __all__ = ["OWNED"]
 
 
-async def _end_without_cas(self: Any, rid: Any, ending: Any) -> Any:
+async def _end_without_cas(self: Any, rid: Any, ending: Any, _known: Any) -> Any:
     try:
         found = await self._store.get(rid)
         if found is None:
@@ -31,7 +31,7 @@ async def _end_without_cas(self: Any, rid: Any, ending: Any) -> Any:
     return record
 
 
-async def _end_of_others(self: Any, rid: Any, ending: Any) -> Any:
+async def _end_of_others(self: Any, rid: Any, ending: Any, _known: Any) -> Any:
     try:
         found = await self._store.get(rid)
         if found is None or found.value.ended:
@@ -41,6 +41,14 @@ async def _end_of_others(self: Any, rid: Any, ending: Any) -> Any:
     except BusError:
         return None
     return record
+
+
+_try_end = Ledger._try_end
+
+
+async def _end_as_known(self: Any, rid: Any, ending: Any, known: Any) -> Any:
+    found = await _try_end(self, rid, ending, known)
+    return _ended(self, known.value, ending) if found is None and known is not None else found
 
 
 def _ended(self: Any, record: RequestRecord, ending: Any) -> RequestRecord:
@@ -109,6 +117,7 @@ async def _never_complete(self: Any, attempts: Any, joined: Any, _last: Any = No
 
 OWNED: dict[str, Mutant] = {
     "terminal without compare-and-set": mutant("I2", 127, (Ledger, "_try_end", _end_without_cas)),
+    "a known record counts as ended": mutant("I2", 30, (Ledger, "_try_end", _end_as_known)),
     "the end is not written": mutant("I2", 0, (Endings, "_write", nothing)),
     "a failed call is not written": mutant(
         "I2", 0, (LiveCall, "_undo", _undo_quietly), (CleanupService, "_reconcile", nothing)

@@ -75,6 +75,20 @@ async def test_a_record_that_changed_meanwhile_is_read() -> None:
     assert refusal.value.code is ErrorCode.CANCELLED
 
 
+async def test_the_revision_is_for_the_gateway_that_owns_the_request() -> None:
+    """Who has lost the request must not be able to write over the record of its new owner."""
+    ledger = Ledger(assigned(0))
+    claims = claims_of(ledger)
+    owner = ledger.record.sink.incarnation
+    claim = Claim(rid=RID, attempt=0, worker=DECODE, gateway=owner)
+    for _ in range(2):
+        # When it is granted, and when it is granted again.
+        assert (await claims.grant(claim)).revision == ledger.revision == 8
+    for gateway in (Incarnation("8" * 16), None):
+        claim = Claim(rid=RID, attempt=0, worker=DECODE, gateway=gateway)
+        assert (await claims.grant(claim)).revision == 0
+
+
 async def test_what_is_kept_of_another_attempt_says_nothing() -> None:
     """Another router has assigned the newer attempt; it is claimed at once."""
     ledger = Ledger(assigned(1))
