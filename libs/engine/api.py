@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from proto.host import EngineLoad, EngineReady, Job, JobOutput, JobTokens
+from proto.host import (
+    EngineLoad,
+    EngineReady,
+    Job,
+    JobFailed,
+    JobFinished,
+    JobOutput,
+    JobTokens,
+)
 from proto.ids import Incarnation, JobId
 from proto.kv import PeerAddress
 from proto.pairs import PairProbe
@@ -35,6 +43,19 @@ class Outputs(Protocol):
         costs more than all else that is done for it. Order is kept if whoever iterates has dealt
         with what was yielded before this is called, and does not wait between later ones. The
         final output is always yielded.
+        """
+        ...
+
+    def deliver(
+        self,
+        take: Callable[[JobTokens], None],
+        last: Callable[[JobFinished | JobFailed], None],
+        fail: Callable[[EngineDead], None] | None = None,
+    ) -> None:
+        """Have everything handed on where it arrives, first what waits, instead of iterating.
+
+        One of `last` and `fail` is called, once, unless the engine is dead and nobody gave `fail`.
+        All three must return at once.
         """
         ...
 

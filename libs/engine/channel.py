@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from proto.base import Message, ProtocolError, encode
-from proto.host import FromHost, ToHost
+from proto.host import FromHost, JobTokens, ToHost
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -40,6 +40,8 @@ _HEADER = struct.Struct(">IBI")
 """Length of the body, then the head of a msgpack array with a 32-bit count."""
 _ARRAY32 = 0xDD
 _ARRAY_BYTES = 5
+_SHORT = 1 << 16
+"""Characters of a text that is short beside any frame."""
 
 
 class ChannelClosed(Exception):
@@ -66,7 +68,8 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         self._max = max_frame_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._queue: list[bytes] = []
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._queue: list[Out | msgspec.Raw] = []
         self._rest = b""
         """The beginning of a frame whose end has not come."""
         self._parts: list[bytes] = []
@@ -127,20 +130,30 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         Raises:
             FrameTooLarge: the message is over the limit.
         """
+        queue = self._queue
+        if not queue:
+            self._loop.call_soon(self.flush)
+        if type(message) is JobTokens and message.details is None and len(message.text) < _SHORT:
+            # The tokens of a step are encoded together.
+            queue.append(message)
+            return
         body = encode(message)
         if len(body) + _ARRAY_BYTES > self._max:
             text = f"message of {len(body)} bytes; the limit is {self._max}"
             raise FrameTooLarge(text)
-        if not self._queue:
-            self._loop.call_soon(self.flush)
-        self._queue.append(body)
+        queue.append(msgspec.Raw(body))
 
     def flush(self) -> None:
         """Write what is queued."""
-        transport = self._transport
-        if self._queue and transport is not None and not transport.is_closing():
-            transport.write(frames(self._queue, self._max))
+        transport, queue = self._transport, self._queue
         self._queue = []
+        if not queue or transport is None or transport.is_closing():
+            return
+        body = self._encode(queue)
+        if len(body) <= self._max:
+            transport.write(_LENGTH.pack(len(body)) + body)
+        else:
+            transport.write(frames([self._encode(message) for message in queue], self._max))
 
     async def drain(self) -> None:
         """Wait until the other end keeps up.

@@ -222,9 +222,11 @@ class ScriptedEngine:
     async def _idle(self, batch: Batch, planned: float) -> None:
         # What has fallen due since the plan was made was not part of it.
         until = batch.next_time(planned)
-        left = max(0.0, until - self._clock.monotonic())
+        if not isfinite(until):
+            await self._wake.wait()
+            return
         with suppress(TimeoutError):  # a held job may go on
-            async with asyncio.timeout(left if isfinite(until) else None):
+            async with asyncio.timeout(max(0.0, until - self._clock.monotonic())):
                 await self._wake.wait()
 
     def _features(self) -> tuple[Feature, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from libs.engine.api import Engine, EngineDead
-from libs.engine.channel import ChannelClosed, HostEnd
+from libs.engine.channel import ChannelClosed, FrameTooLarge, HostEnd
 from proto.base import ProtocolError
 from proto.errors import ErrorCode
 from proto.host import (
@@ -28,6 +28,7 @@ from proto.host import (
     PeerProbed,
     ProbePeer,
     StopHost,
+    ToHost,
 )
 from proto.ids import JobId
 
@@ -60,10 +61,12 @@ class Serving:
         self._orphan_stop_s = orphan_stop_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._jobs: set[JobId] = set()
+        self._asked_to_stop = asyncio.Event()
         self._load = EngineLoad()
 
     async def run(self, channel: HostEnd) -> Ended:
         """Serve until the service or the engine is gone; the engine has ended on return."""
+        channel.hand_on(partial(self._take, channel))
         reading = self._spawn(self._read(channel), "reader")
         starting = self._spawn(self._start(channel), "start")
         await asyncio.wait({reading, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,52 +95,64 @@ class Serving:
         return ""
 
     async def _read(self, channel: HostEnd) -> Ended:
-        while True:
-            try:
-                messages = await channel.receive()
-            except ChannelClosed:
-                return Ended.ORPHANED
-            except ProtocolError as error:
-                _LOG.error("the service sent something else: %s", error)
-                return Ended.ORPHANED
-            for message in messages:
-                match message:
-                    case Job():
-                        self._begin(message, channel)
-                    case AbortJob():
-                        self._spawn(self._abort(message.job), "abort")
-                    case ProbePeer():
-                        self._spawn(self._probe(message, channel), "probe")
-                    case StopHost():
-                        return Ended.STOPPED
+        """Wait until the service asks for the end, or is gone."""
+        listening = self._spawn(self._listen(channel), "channel")
+        stopping = self._spawn(self._asked_to_stop.wait(), "stop")
+        await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return Ended.STOPPED if stopping.done() else Ended.ORPHANED
+
+    async def _listen(self, channel: HostEnd) -> None:
+        try:
+            while True:
+                # Messages are taken where they are read: this waits for the end.
+                await channel.receive()
+        except ChannelClosed:
+            return
+        except ProtocolError as error:
+            _LOG.error("the service sent something else: %s", error)
+
+    def _take(self, channel: HostEnd, message: ToHost) -> None:
+        match message:
+            case Job():
+                self._begin(message, channel)
+            case AbortJob():
+                self._spawn(self._abort(message.job), "abort")
+            case ProbePeer():
+                self._spawn(self._probe(message, channel), "probe")
+            case StopHost():
+                self._asked_to_stop.set()
 
     def _begin(self, job: Job, channel: HostEnd) -> None:
+        if self._asked_to_stop.is_set():
+            return
         if job.job in self._jobs:
-            detail = "job id is live"
-            channel.send(JobFailed(job=job.job, code=ErrorCode.ENGINE_ERROR, detail=detail))
+            self._fail(job.job, channel, "job id is live")
             return
         self._jobs.add(job.job)
-        task = self._spawn(self._forward(job, channel), job.job)
-        task.add_done_callback(partial(self._job_ended, job.job, channel))
-
-    async def _forward(self, job: Job, channel: HostEnd) -> None:
-        outputs = self._engine.run(job)
-        outputs.hand_on(channel.send)
-        async for output in outputs:
-            if isinstance(output, JobFinished | JobFailed):
-                self._jobs.discard(job.job)
-                self._send_load(channel)
-            channel.send(output)
-
-    def _job_ended(self, job: JobId, channel: HostEnd, task: asyncio.Task[None]) -> None:
-        """Tell of a job that ended by an exception: no job ends in silence."""
-        error = None if task.cancelled() else task.exception()
-        if error is None or isinstance(error, EngineDead):
+        try:
+            outputs = self._engine.run(job)
+            outputs.deliver(channel.send, partial(self._finish, channel))
+        except EngineDead:  # its death is told once, by the engine watch
             return
+        except Exception as error:  # noqa: BLE001 - no job ends in silence
+            self._break(job.job, channel, error)
+
+    def _finish(self, channel: HostEnd, output: JobFinished | JobFailed) -> None:
+        self._jobs.discard(output.job)
+        self._send_load(channel)
+        try:
+            channel.send(output)
+        except FrameTooLarge as error:
+            self._break(output.job, channel, error)
+
+    def _break(self, job: JobId, channel: HostEnd, error: Exception) -> None:
+        """Tell of a job that ended by an exception: no job ends in silence."""
         _LOG.error("job failed", exc_info=error)
         self._jobs.discard(job)
         self._spawn(self._abort(job), "abort")
-        detail = f"{type(error).__name__}: {error}"
+        self._fail(job, channel, f"{type(error).__name__}: {error}")
+
+    def _fail(self, job: JobId, channel: HostEnd, detail: str) -> None:
         channel.send(JobFailed(job=job, code=ErrorCode.ENGINE_ERROR, detail=detail))
 
     async def _abort(self, job: JobId) -> None:

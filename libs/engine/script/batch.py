@@ -30,6 +30,8 @@ class Step:
     """Prompts, and how many of their tokens are computed."""
     answers: list[LiveJob]
     seconds: float
+    changes: int
+    """What `Jobs.changes` was."""
 
     @property
     def empty(self) -> bool:
@@ -56,6 +58,8 @@ class Batch:
         self._faults = faults
         self._profile = profile
         self._crash = crash
+        self._last: Step | None = None
+        """A step that comes again until something changes."""
 
     def add(self, live: LiveJob) -> None:
         """Queue a new job."""
@@ -71,7 +75,18 @@ class Batch:
         """Look at all transfers, admit what fits, and return the next step."""
         if self._transfers is not None:
             self._move(self._transfers, now)
-        self._admit(now)
+        if self._jobs.queued:
+            self._admit(now)
+        last = self._last
+        if last is not None and last.changes == self._jobs.changes:
+            return last
+        step = self._look(now)
+        # Faults, and prompts that go on, have to be looked at again.
+        again = self._faults.none and not step.prompts
+        self._last = step if again else None
+        return step
+
+    def _look(self, now: float) -> Step:
         budget = self._profile.chunk_tokens
         prompts: list[tuple[LiveJob, int]] = []
         answers: list[LiveJob] = []
@@ -100,7 +115,7 @@ class Batch:
             + profile.decode_token_s * len(answers)
             + slow
         )
-        return Step(prompts, answers, seconds)
+        return Step(prompts, answers, seconds, self._jobs.changes)
 
     def apply(self, step: Step, now: float) -> None:
         """Do a step, for the jobs of it that still live."""
@@ -109,15 +124,26 @@ class Batch:
                 self._compute.prompt(live, tokens)
                 if live.computed == live.length:
                     self._prompt_done(live, now)
-        answers = [live for live in step.answers if live.pages]
+        answers = step.answers
+        if step.changes != self._jobs.changes:
+            answers = [live for live in answers if live.pages]
         if answers:
-            for live, token in zip(answers, self._compute.step(answers), strict=True):
-                self._say(live, token, now)
+            self._answer(answers, now)
         if self._transfers is not None and step.prompts:
             self._push(self._transfers, now)
 
+    def _answer(self, answers: list[LiveJob], now: float) -> None:
+        put, ends = self._jobs.put, self._compute.may_end
+        for live, token in zip(answers, self._compute.step(answers), strict=True):
+            if live.plain and not ends(token):
+                put(live, token, now)
+            else:
+                self._say(live, token, now)
+
     def next_time(self, now: float) -> float:
         """Return when a held job may go on; infinite if none is held."""
+        if self._faults.none:
+            return inf
         times = [
             time
             for live in self._jobs.admitted.values()
@@ -172,6 +198,7 @@ class Batch:
 
     def _begin_answer(self, live: LiveJob, token: int, now: float) -> None:
         live.stage = Stage.DECODING
+        self._jobs.changes += 1
         self._faults.enter(Phase.DECODE, live)
         self._say(live, token, now)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from libs.engine.script.answer import (
-    U64,
     Model,
     Sums,
     contents,
@@ -16,12 +15,42 @@ from libs.engine.script.answer import (
     word_keys,
 )
 from libs.engine.script.live import LiveJob
-from libs.engine.script.memory import KvMemory
+from libs.engine.script.memory import KvMemory, Spans
 from libs.engine.script.settings import AnswerMode
 from libs.engine.script.speech import likelihoods
 from proto.output import Details, TokenLogprob
 
 __all__ = ["Compute"]
+
+
+_ONE = np.uint64(1)
+
+
+class _Lane:
+    """The answers of a batch side by side, for as long as the same ones are computed.
+
+    Meanwhile what a step reads and changes is here; `settle` tells the jobs.
+    """
+
+    def __init__(self, jobs: list[LiveJob], memory: KvMemory, *, drawn: bool) -> None:
+        self.jobs = jobs
+        self.digests = np.array([live.digest for live in jobs], dtype=np.uint64)
+        self.tokens = np.array([live.last_token for live in jobs], dtype=np.uint64)
+        written = [live.written for live in jobs]
+        self.places = np.array(written, dtype=np.uint64)
+        steps = [live.produced for live in jobs]
+        self.steps = np.array(steps, dtype=np.uint64)
+        self.spans = Spans(memory, [live.places for live in jobs], written, steps)
+        self.endless = all(live.bend.ignore_eos for live in jobs)
+        self.bent = [place for place, live in enumerate(jobs) if live.bent]
+        self.watched = not drawn or bool(self.bent) or not all(live.plain for live in jobs)
+        """Whether somebody looks at what is read in each step."""
+
+    def settle(self) -> None:
+        """Write back what the steps have changed."""
+        figures = (self.digests.tolist(), self.tokens.tolist(), self.places.tolist())
+        for live, digest, token, written in zip(self.jobs, *figures, strict=True):
+            live.digest, live.last_token, live.written = digest, token, written
 
 
 class Compute:
@@ -32,6 +61,10 @@ class Compute:
         self._memory = memory
         self._keys = word_keys(model.buffers, model.words)
         self._words = np.array(model.alphabet.words, dtype=np.uint64)
+        self._count = np.uint64(len(self._words))
+        self._eos = model.alphabet.eos
+        self._drawn = model.answer is AnswerMode.HASH
+        self._lane: _Lane | None = None
 
     def prompt(self, live: LiveJob, tokens: int) -> None:
         """Compute the KV of the next `tokens` tokens of a prompt."""
@@ -55,33 +88,32 @@ class Compute:
 
     def step(self, batch: list[LiveJob]) -> list[int]:
         """Compute the KV of each last token, then return the next token of each answer."""
-        model, memory = self._model, self._memory
-        digests = np.array([live.digest for live in batch], dtype=np.uint64)
-        tokens = np.array([live.last_token for live in batch], dtype=np.uint64)
-        places = np.array([live.written for live in batch], dtype=np.uint64)
-        states = next_states(digests, tokens, places, model.seed)
-        kv = contents(states, tokens, places, self._keys)
-        memory.write(np.array([memory.place(live.pages, live.written) for live in batch]), kv)
-        for live in batch:
-            live.written += 1
-        buffers = model.buffers
-        spans = [live.places[live.produced % buffers][: live.written] for live in batch]
-        digests = memory.read(spans)
-        for live, digest in zip(batch, digests.tolist(), strict=True):
-            live.digest = digest
-        if model.answer is not AnswerMode.HASH:
-            return [self._token(live, live.digest, live.produced) for live in batch]
-        return self._choose(batch, digests)
+        lane = self._lane
+        if lane is None or not lane.spans.left or lane.jobs != batch:
+            if lane is not None:
+                lane.settle()
+            lane = self._lane = _Lane(batch, self._memory, drawn=self._drawn)
+        states = next_states(lane.digests, lane.tokens, lane.places, self._model.seed)
+        lane.spans.write(contents(states, lane.tokens, lane.places, self._keys))
+        lane.places += _ONE
+        lane.digests = lane.spans.read()
+        tokens = self._choose(lane)
+        lane.steps += _ONE
+        return tokens
 
     def ends(self, live: LiveJob, token: int) -> bool:
         """Return whether the answer ends by itself with the token that comes next."""
-        if self._model.answer is AnswerMode.HASH and token != self._model.alphabet.eos:
+        if not self.may_end(token):
             return False
         step, bend = live.produced, live.bend
         if bend.goes_on(step, self._model.alphabet.eos):
             return False
         plan = None if bend.forced else self._plan(live)
         return token == self._model.alphabet.eos if plan is None else step >= len(plan)
+
+    def may_end(self, token: int) -> bool:
+        """Return whether an answer can end by itself with a token."""
+        return token == self._eos or not self._drawn
 
     def details(self, live: LiveJob, token: int) -> Details | None:
         """Return the log-probabilities of the token that comes next, where they are asked for."""
@@ -92,21 +124,30 @@ class Compute:
         own, top = likelihoods(token, drawn, model.alphabet.words, count)
         return Details(logprobs=(TokenLogprob(token=token, logprob=own, top=top),))
 
-    def _choose(self, batch: list[LiveJob], digests: U64) -> list[int]:
+    def _choose(self, lane: _Lane) -> list[int]:
         """Return what `Model.say` does, for a whole batch."""
-        steps = np.array([live.produced for live in batch], dtype=np.uint64)
-        drawn = draw(digests, steps)
-        tokens: list[int] = self._words[drawn % np.uint64(len(self._words))].tolist()
-        if not all(live.bend.ignore_eos for live in batch):
-            ends = ending(drawn, steps, self._model.answer_tokens)
+        batch = lane.jobs
+        if lane.watched:
+            for live, digest in zip(batch, lane.digests.tolist(), strict=True):
+                live.digest = digest
+        if not self._drawn:
+            for live, last in zip(batch, lane.tokens.tolist(), strict=True):
+                live.last_token = last
+            tokens = [self._token(live, live.digest, live.produced) for live in batch]
+            lane.tokens = np.array(tokens, dtype=np.uint64)
+            return tokens
+        drawn = draw(lane.digests, lane.steps)
+        lane.tokens = chosen = self._words[drawn % self._count]
+        if not lane.endless:
+            ends = ending(drawn, lane.steps, self._model.answer_tokens)
             struck: list[int] = np.flatnonzero(ends).tolist()
             for place in struck:
                 if not batch[place].bend.ignore_eos:
-                    tokens[place] = self._model.alphabet.eos
-        for place, live in enumerate(batch):
-            if live.bent:
-                tokens[place] = self._token(live, live.digest, live.produced)
-        return tokens
+                    chosen[place] = self._model.alphabet.eos
+        for place in lane.bent:
+            live = batch[place]
+            chosen[place] = self._token(live, live.digest, live.produced)
+        return chosen.tolist()
 
     def _token(self, live: LiveJob, digest: int, step: int) -> int:
         plan = self._plan(live)

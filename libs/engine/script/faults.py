@@ -23,6 +23,8 @@ class FaultPlan:
         self._dice = random.Random(seed)  # noqa: S311 - repeatable faults, no secrets
         self._vocabulary = vocabulary
         self._reads_text = any(fault.text for fault in faults)
+        self.none = not faults
+        """No job is ever struck."""
 
     def start(self) -> list[Fault]:
         """Return the faults of the engine's own start."""

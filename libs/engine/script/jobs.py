@@ -26,6 +26,8 @@ class Jobs:
         self.rows = rows
         self.queued: dict[JobId, LiveJob] = {}
         self.admitted: dict[JobId, LiveJob] = {}
+        self.changes = 0
+        """Counts how often a job was admitted, ended, or came to another stage."""
 
     def get(self, job: JobId) -> LiveJob | None:
         """Return a live job."""
@@ -52,7 +54,16 @@ class Jobs:
         live.places = self.memory.places(pages)
         del self.queued[live.job.job]
         self.admitted[live.job.job] = live
+        self.changes += 1
         return True
+
+    def put(self, live: LiveJob, token: int, now: float) -> None:
+        """Put out one token of a plain answer, which only its length can end here."""
+        live.produced = produced = live.produced + 1
+        ids, text = token.to_bytes(4, "little"), live.text.step(token)
+        live.stream.push(JobTokens(job=live.job.job, ids=ids, text=text))
+        if produced >= live.most:
+            self.finish(live, FinishReason.LENGTH, now)
 
     def say(
         self, live: LiveJob, token: int, *, ends: bool, details: Details | None, now: float
@@ -110,6 +121,7 @@ class Jobs:
         job = live.job.job
         self.queued.pop(job, None)
         if self.admitted.pop(job, None) is not None:
+            self.changes += 1
             self.pages.give(live.pages)
             self.rows.give([live.row])
             live.pages, live.row = [], -1

@@ -19,6 +19,10 @@ from proto.host import Job
 __all__ = ["LiveJob", "Stage"]
 
 
+_NO_PLACES = np.zeros((0, 0), np.int64)
+_NO_STATES = np.zeros(0, np.uint64)
+
+
 class Stage(Enum):
     """What a job waits for."""
 
@@ -51,9 +55,9 @@ class LiveJob:
 
     pages: list[int] = field(default_factory=list[int])
     row: int = -1
-    places: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    places: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_PLACES)
     """Where each token of the request lies, a line a buffer."""
-    states: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    states: U64 = field(default_factory=lambda: _NO_STATES)
     """The state of each prompt token; only where the prompt is computed here."""
 
     computed: int = 0
@@ -64,9 +68,14 @@ class LiveJob:
     """Tokens, of prompt and answer, whose KV is in memory."""
     produced: int = 0
     """Tokens of the answer."""
+    most: int = field(init=False)
+    """Most tokens of the answer."""
+    plain: bool = field(init=False)
+    """Whether nothing is looked at beside each token: no stops, no log-probabilities."""
     last_token: int = 0
     digest: int = 0
-    """What was read to make the last token."""
+    """What was read to make the last token; this, the last token and `written` are behind while
+    the answer is in a batch (`libs.engine.script.compute`)."""
     plan: tuple[int, ...] | None = None
     """All that the answer says, where it is not drawn; read from KV before the first token that is
     computed here."""
@@ -93,7 +102,10 @@ class LiveJob:
 
     def __post_init__(self) -> None:
         """Ask once what every step must know."""
+        sampling = self.job.sampling
         self.bent = not self.bend.moot
+        self.most = sampling.max_tokens
+        self.plain = not (sampling.stop or sampling.stop_token_ids or sampling.logprobs is not None)
 
     @property
     def length(self) -> int:

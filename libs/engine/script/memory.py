@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from libs.engine.script.answer import U64, place_weights
 
-__all__ = ["ROW_WORDS", "KvMemory", "PageAllocator"]
+__all__ = ["ROW_WORDS", "KvMemory", "PageAllocator", "Spans"]
 
 I64 = npt.NDArray[np.int64]
 
 ROW_WORDS = 4
 """Words of an auxiliary row: room, first token, prompt tokens, digest behind the first token."""
+
+_AHEAD = 64
+"""Steps for which `Spans` keeps room."""
 
 
 class PageAllocator:
@@ -96,16 +99,30 @@ class KvMemory:
     def read(self, spans: list[I64]) -> U64:
         """Return one weighted sum a span; a span is the places of a request in one buffer."""
         sizes = [len(span) for span in spans]
-        where = spans[0] if len(spans) == 1 else np.concatenate(spans)
+        found = self.weigh(np.concatenate(spans), self.weights_of(sizes))
+        return np.add.reduceat(found, _starts(sizes))
+
+    def weigh(self, where: I64, weights: U64) -> U64:
+        """Return the sum of the words at each place, times its weight."""
         # Whole rows: several times as fast as an index.
         found = self._flat.take(where, axis=0)
         sums = found[:, 0] + found[:, 1] if self.words > 1 else found[:, 0]
         for word in range(2, self.words):
             sums = sums + found[:, word]
-        parts = [self._weights[:size] for size in sizes]
-        sums *= parts[0] if len(parts) == 1 else np.concatenate(parts)
-        starts = list(accumulate(sizes[:-1], initial=0))
-        return np.add.reduceat(sums, starts)
+        sums *= weights
+        return sums
+
+    def weights_of(self, sizes: Sequence[int]) -> U64:
+        """Return the weights of all places of some spans."""
+        return np.concatenate([self._weights[:size] for size in sizes])
+
+    def weights(self, places: I64) -> U64:
+        """Return the weights of places in a request."""
+        return self._weights[places]
+
+    def offset(self, buffers: I64) -> I64:
+        """Return how far the places of buffers are from those of the first one."""
+        return self._offsets[buffers, 0]
 
     def word(self, place: int) -> int:
         """Return the first word at a place."""
@@ -126,3 +143,63 @@ class KvMemory:
     def corrupt(self, places: I64) -> None:
         """Change one bit at each place."""
         self._flat[places, 0] ^= np.uint64(1 << 40)
+
+
+class Spans:
+    """What some answers read, kept from step to step: each step only adds a token to each.
+
+    Room is kept for some steps ahead; what is not written yet weighs nothing.
+
+    Args:
+        memory: what is read.
+        tables: the places of each request, of shape (buffers, tokens that fit).
+        written: tokens of each request whose KV is in memory.
+        turns: which buffer each answer reads in the first step; the others follow in turn.
+    """
+
+    def __init__(
+        self, memory: KvMemory, tables: Sequence[I64], written: Sequence[int], turns: Sequence[int]
+    ) -> None:
+        sizes = [
+            min(table.shape[1], count + _AHEAD)
+            for table, count in zip(tables, written, strict=True)
+        ]
+        starts = _starts(sizes)
+        self.left = min(size - count for size, count in zip(sizes, written, strict=True))
+        """Steps for which there is room."""
+        self._memory = memory
+        self._sizes = sizes
+        self._starts = np.array(starts, dtype=np.int64)
+        self._ends = self._starts + np.array(written, dtype=np.int64)
+        own = [table[0, :size] for table, size in zip(tables, sizes, strict=True)]
+        self._own: I64 = np.concatenate(own)
+        self._weights = memory.weights_of(sizes)
+        for start, count, size in zip(starts, written, sizes, strict=True):
+            self._weights[start + count : start + size] = 0
+        self._turns = np.array(turns, dtype=np.int64)
+        self._turn = 0
+        self._where: list[I64 | None] = [None] * memory.buffers
+        """All places, for each turn that has come."""
+
+    def write(self, contents: U64) -> None:
+        """Write the KV of one more token of each request."""
+        ends = self._ends
+        self._memory.write(self._own[ends], contents)
+        self._weights[ends] = self._memory.weights(ends - self._starts)
+        ends += 1
+        self.left -= 1
+
+    def read(self) -> U64:
+        """Return the weighted sum of each request, in the buffer whose turn it is."""
+        turn, buffers = self._turn, len(self._where)
+        where = self._where[turn]
+        if where is None:
+            offsets = self._memory.offset((self._turns + turn) % buffers)
+            where = self._where[turn] = self._own + np.repeat(offsets, self._sizes)
+        self._turn = (turn + 1) % buffers
+        return np.add.reduceat(self._memory.weigh(where, self._weights), self._starts)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Return where each of some spans begins when they stand one behind the other."""
+    return list(accumulate(sizes[:-1], initial=0))

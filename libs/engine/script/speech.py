@@ -36,6 +36,8 @@ class Bend:
     def of(cls, sampling: SamplingParams) -> Bend:
         """Return what a request's sampling means here."""
         bias = sampling.logit_bias
+        if not (bias or sampling.min_tokens) and sampling.seed is None:
+            return ENDLESS if sampling.ignore_eos else PLAIN
         seeded = sampling.seed is not None and sampling.temperature > 0
         return cls(
             forced=tuple(token for token, value in bias if value >= _FORCE),
@@ -60,6 +62,7 @@ class Bend:
 
 
 PLAIN = Bend()
+ENDLESS = Bend(ignore_eos=True)
 
 
 def read_out(

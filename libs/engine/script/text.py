@@ -10,7 +10,10 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream  # pyright: ignore[reportUnknownVariableType] - unlisted
+from tokenizers.decoders import (
+    ByteLevel,  # pyright: ignore[reportUnknownVariableType] - unlisted
+    DecodeStream,  # pyright: ignore[reportUnknownVariableType] - unlisted
+)
 
 from libs.engine.script.answer import Alphabet
 from libs.engine.script.settings import MARKERS
@@ -23,6 +26,8 @@ _WORD = re.compile(r"[\u0120\u2581][a-z]{2,}")
 """A token of a plain word, with the space before it as byte-level and piece tokenizers write it."""
 _NUMBERED = re.compile(r" w([0-9]{1,9})")
 _FEWEST_WORDS = 16
+_PARTIAL = "\ufffd"
+"""What bytes that are no whole character are decoded as."""
 
 
 class TextStream(Protocol):
@@ -40,12 +45,15 @@ class Vocabulary:
     alphabet: Alphabet
     digest: str
     tokenizer: Tokenizer | None = None
+    known: dict[int, str] | None = None
+    """Texts of the tokens that were said and are whole characters, empty for other ones; None where
+    the text of a token depends on what stands before it."""
 
     def stream(self, *, skip_special: bool = True) -> TextStream:
         """Return a decoder for one answer."""
         if self.tokenizer is None:
             return _Plain()
-        return _Decoded(self.tokenizer, skip_special=skip_special)
+        return _Decoded(self.tokenizer, self.known, skip_special=skip_special)
 
     def text(self, tokens: list[int]) -> str:
         """Return the text of a whole prompt."""
@@ -123,7 +131,9 @@ def load_vocabulary(folder: Path) -> Vocabulary:
         words = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - {eos})
     size = max(vocab.values()) + 1
     alphabet = Alphabet(words=tuple(words), eos=eos, vocab=size)
-    return Vocabulary(alphabet, tokenizer_digest(folder), tokenizer)
+    # Byte-level texts of tokens stand one behind the other, whatever the tokens are.
+    known: dict[int, str] | None = {} if isinstance(tokenizer.decoder, ByteLevel) else None
+    return Vocabulary(alphabet, tokenizer_digest(folder), tokenizer, known)
 
 
 def plain_vocabulary(size: int) -> Vocabulary:
@@ -142,12 +152,37 @@ class _Decoder(Protocol):
 
 
 class _Decoded:
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    """Decodes by the tokenizer, but for tokens whose text is known and stands alone."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, known: dict[int, str] | None, *, skip_special: bool
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = cast("_Decoder", DecodeStream(skip_special_tokens=skip_special))
+        self._known = known
+        self._skip_special = skip_special
+        self._stream: _Decoder | None = None
+        self._open = known is None
+        """Whether a part of a character may wait for its rest."""
 
     def step(self, token: int) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        if not self._open and (text := self._text(token)):
+            return text
+        if self._stream is None:
+            self._stream = cast("_Decoder", DecodeStream(skip_special_tokens=self._skip_special))
+        text = self._stream.step(self._tokenizer, token) or ""
+        self._open = self._known is None or not text
+        return text
+
+    def _text(self, token: int) -> str:
+        known = self._known
+        if known is None:
+            return ""
+        text = known.get(token)
+        if text is None:
+            added = token in self._tokenizer.get_added_tokens_decoder()
+            text = "" if added else self._tokenizer.decode([token], skip_special_tokens=False)
+            text = known[token] = "" if _PARTIAL in text else text
+        return text
 
 
 def _word(token: int) -> str:

@@ -106,3 +106,37 @@ async def test_what_is_handed_on_has_been_shaped():
     assert [output.text for output in taken] == ["A"]
     with pytest.raises(EngineDead, match="gone"):
         await anext(stream)
+
+
+def test_all_is_delivered_where_it_comes():
+    """With takers nobody has to iterate: what waited comes first, the final output is the last."""
+    stream, told = OutputStream(), []
+    stream.push(TOKENS[0])
+    stream.deliver(told.append, told.append)
+    for output in (TOKENS[1], FINISHED, TOKENS[2], FINISHED):
+        stream.push(output)
+    assert told == [*TOKENS[:2], FINISHED]
+
+
+def test_a_refusal_that_waits_is_delivered():
+    """A job that ended before anybody took its outputs has its end told, and nothing else."""
+    stream, tokens, ends, errors = OutputStream(), [], [], []
+    stream.push(JobFailed(job="j", code=ErrorCode.CANCELLED))
+    stream.deliver(tokens.append, ends.append, errors.append)
+    stream.push(TOKENS[0])
+    stream.fail(EngineDead("gone"))
+    assert (tokens, [end.code for end in ends], errors) == ([], [ErrorCode.CANCELLED], [])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_death_is_delivered_once_behind_what_was_said(early):
+    """An error comes after the tokens before it, whether it was there first or comes later."""
+    stream, told = OutputStream(), []
+    stream.push(TOKENS[0])
+    if early:
+        stream.fail(EngineDead("gone"))
+    stream.deliver(told.append, told.append, told.append)
+    stream.fail(EngineDead("again"))
+    stream.push(TOKENS[1])
+    assert told[0] == TOKENS[0]
+    assert [str(error) for error in told[1:]] == ["gone" if early else "again"]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.script.memory import KvMemory, PageAllocator
+from libs.engine.script.memory import KvMemory, PageAllocator, Spans
 
 
 def memory():
@@ -81,3 +81,43 @@ def test_rows_hold_full_words():
     assert kv.row(1) == [2**63 - 1, 5, 7, 2**64 - 1]
     assert kv.row(0) == [0, 0, 0, 0]
     assert kv.row_array.shape == (2, 32)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=4),
+    st.integers(1, 9),
+)
+def test_spans_grow_as_if_they_were_read_anew(requests, steps):
+    """Step by step the sums are those of all that is written, buffer after buffer, and no more."""
+    kv = KvMemory(pages=64, page_size=4, buffers=4, words=2, rows=2, places=64)
+    rng = np.random.default_rng(1)
+    for array in kv.page_arrays:
+        array[:] = rng.integers(0, 255, size=array.shape, dtype=np.uint8)
+    tables = [kv.places(range(n * 16 + 5, n * 16, -1)) for n in range(len(requests))]
+    written = [count for count, _ in requests]
+    turns = [turn for _, turn in requests]
+    spans = Spans(kv, tables, written, turns)
+    for step in range(min(steps, spans.left)):
+        contents = rng.integers(1, 2**63, size=(len(requests), 8)).astype(np.uint64)
+        spans.write(contents)
+        own = [
+            table[(turn + step) % 4, : count + step + 1]
+            for table, count, turn in zip(tables, written, turns, strict=True)
+        ]
+        assert spans.read().tolist() == kv.read(own).tolist()
+        for table, count, words in zip(tables, written, contents, strict=True):
+            assert kv.word(table[1, count + step]) == words[2]
+
+
+def test_spans_see_one_changed_bit():
+    """What was written long before is read again in each step."""
+    kv = memory()
+    table = kv.places([5, 2])
+    kv.write(table[0, :3], np.ones((3, 8), dtype=np.uint64))
+    sums = []
+    for flip in (0, 1):
+        spans = Spans(kv, [table], [3], [0])
+        spans.write(np.full((1, 8), 7, dtype=np.uint64))
+        kv.page_arrays[0][5, 17] ^= flip
+        sums.append(spans.read()[0])
+    assert sums[0] != sums[1]

@@ -92,3 +92,17 @@ def test_made_up_tokens_read_as_numbered_words():
     vocabulary = plain_vocabulary(100)
     assert vocabulary.text([5, 17]) == " w5 w17"
     assert 0 not in vocabulary.alphabet.words
+
+
+@given(st.data())
+def test_known_texts_are_those_of_the_tokenizer(folder, data):
+    """Whatever was said before, each step gives what the tokenizer's own stream would give."""
+    vocabulary = load_vocabulary(folder)
+    size = vocabulary.alphabet.vocab
+    tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    for skip in (True, False):
+        plain = decoders.DecodeStream(skip_special_tokens=skip)
+        for _ in range(2):
+            stream = vocabulary.stream(skip_special=skip)
+            texts = [stream.step(token) for token in tokens]
+        assert texts == [plain.step(vocabulary.tokenizer, token) or "" for token in tokens]
