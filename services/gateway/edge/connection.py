@@ -19,13 +19,25 @@ from proto.errors import ErrorCode, PdbusError
 from proto.openai.error import error_body
 from services.gateway.edge.until_close import until_close
 
-__all__ = ["ABORT", "BODY", "Body", "Connection", "ConnectionLimits", "Turn"]
+__all__ = [
+    "ABORT",
+    "BODY",
+    "PRESENCE",
+    "Body",
+    "Connection",
+    "ConnectionLimits",
+    "Presence",
+    "Turn",
+]
 
 ABORT = "pdbus.abort"
 """Key of the scope under which a function drops the connection and what it still holds."""
 
 BODY = "pdbus.body"
 """Key of the scope under which the `Body` of the answer stands."""
+
+PRESENCE = "pdbus.presence"
+"""Key of the scope under which the `Presence` of the client stands."""
 
 _TURN_BYTES = 65_536
 """What a connection may gather before it leaves ahead of the turn's end."""
@@ -133,6 +145,33 @@ class Body:
         self._write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
+class Presence:
+    """Whether the client of one exchange is still there; its connection tells.
+
+    Args:
+        read_on: lets the connection read, as its end is not seen otherwise.
+    """
+
+    __slots__ = ("_left", "_read_on", "gone")
+
+    def __init__(self, read_on: Callable[[], None] | None = None) -> None:
+        self.gone = False
+        self._read_on = read_on
+        self._left: Callable[[], None] | None = None
+
+    def watch(self, left: Callable[[], None] | None) -> None:
+        """Have `left` called when the client leaves, in place of what was to be called so far."""
+        self._left = left
+        if left is not None and self._read_on is not None:
+            self._read_on()
+
+    def leave(self) -> None:
+        """Tell that the client has left."""
+        self.gone = True
+        if self._left is not None:
+            self._left()
+
+
 class _HeadTooLarge(Exception):
     """The parser is to stop."""
 
@@ -157,6 +196,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._turn = turn
         self._outbound: Outbound | None = None
+        self._present: list[tuple[RequestResponseCycle, Presence]] = []
+        """The exchange that runs, and those that were sent behind it."""
         self._limits = limits
         self._new_id = new_id
         self._in_head = True
@@ -183,6 +224,10 @@ class Connection(HttpToolsProtocol):
         self._stop_head_timer()
         self._stop_unread_timer()
         super().connection_lost(exc)
+        for cycle, presence in self._present:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                presence.leave()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
@@ -221,7 +266,11 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = cast("asyncio.Transport", self._outbound)
         if self.scope["http_version"] == "1.0":
             until_close(self.cycle)
+        presence = Presence(self.flow.resume_reading)
+        self._present = [one for one in self._present if not one[0].response_complete]
+        self._present.append((self.cycle, presence))
         self.scope[BODY] = Body(self.cycle)  # pyright: ignore[reportGeneralTypeIssues] - ours
+        self.scope[PRESENCE] = presence  # pyright: ignore[reportGeneralTypeIssues] - ours
 
     def on_message_complete(self) -> None:
         """Take the end of a body: a head is what comes next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.types import Send
 
@@ -10,6 +11,7 @@ from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
 from services.gateway.edge.connection import Body
 from services.gateway.edge.exchange import Exchange
+from services.gateway.edge.presence import Pace
 from services.gateway.edge.reply import Header
 
 __all__ = ["PING", "EventStream"]
@@ -89,19 +91,23 @@ class EventStream:
         """Write the last events and end the answer."""
         await self._put(data, more=False)
 
-    async def pulse(self, *, ping_s: float, slow_s: float) -> None:
-        """Write a comment whenever nothing was written for `ping_s`.
+    def pace(self, *, ping_s: float, slow_s: float) -> Pace:
+        """Return what writes a comment whenever nothing was written for `ping_s`.
 
-        Returns when one write has been waiting for the client for `slow_s`.
+        It finds a client too slow when one write has been waiting for it for `slow_s`.
         """
+        every_s = min(ping_s, slow_s) / _TICKS
+        return Pace(every_s, partial(self._pulse, every_s, ping_s, slow_s))
+
+    async def _pulse(self, every_s: float, ping_s: float, slow_s: float) -> None:
         while True:
-            await self._clock.sleep(min(ping_s, slow_s) / _TICKS)
             now_s = self._clock.monotonic()
             if self._blocked_since_s is not None:
                 if now_s - self._blocked_since_s >= slow_s:
                     return
             elif now_s - self._last_s >= ping_s and not self._exchange.complete:
                 await self.write(PING)
+            await self._clock.sleep(every_s)
 
     async def _put(self, data: bytes, *, more: bool) -> None:
         self._blocked_since_s = self._clock.monotonic()

@@ -23,6 +23,7 @@ from libs.telemetry import (
 )
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import RequestId, new_request_id
+from services.gateway.edge.connection import PRESENCE, Presence
 from services.gateway.edge.visitor import ANYBODY, Visitor
 
 __all__ = ["OTHER", "Exchange", "Exchanges", "exchange_of", "header"]
@@ -56,6 +57,8 @@ class Exchange:
     failure: PdbusError | None = None
     visitor: Visitor = ANYBODY
     """Who asks."""
+    presence: Presence | None = None
+    """Tells when the client leaves, where the server knows."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """Key-values for the log line."""
 
@@ -132,6 +135,7 @@ class Exchanges:
             rid=rid,
             request_id=given if given is not None and _usable(given) else rid,
             started_s=self._clock.monotonic(),
+            presence=scope.get(PRESENCE),
         )
 
     async def _traced(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:

@@ -191,8 +191,8 @@ class Endpoint(Generic[RequestT]):
             await while_present(giving.whole(send), receive, exchange)
             return
         events = giving.event_stream(scope, send)
-        pulse = events.pulse(ping_s=rules.ping_s, slow_s=rules.slow_client_s)
-        await while_present(giving.stream(events), receive, exchange, pulse)
+        pace = events.pace(ping_s=rules.ping_s, slow_s=rules.slow_client_s)
+        await while_present(giving.stream(events), receive, exchange, pace)
 
 
 async def _fail(exchange: Exchange, giving: Giving | None, send: Send, error: PdbusError) -> None:
