@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from proto.errors import ErrorCode
-from proto.gateway import FinishReason
+from proto.gateway import FinishReason, TokenChunk
 from proto.ids import RequestId, TenantHash
 from proto.ledger import Mode, Placement, Usage
 from proto.output import Details, Parsing
@@ -27,11 +27,13 @@ __all__ = [
     "Delta",
     "FleetView",
     "Live",
+    "Part",
     "Readiness",
     "Recover",
     "ServedModel",
     "Slo",
     "UnknownFields",
+    "delta_of",
 ]
 
 
@@ -102,6 +104,17 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     details: Details | None = None
 
 
+Part = Delta | TokenChunk
+"""Some tokens of the answer; a chunk is taken as it came only where it ends nothing."""
+
+
+def delta_of(part: Part) -> Delta:
+    """Return some tokens as their owner tells of them."""
+    if isinstance(part, TokenChunk):
+        return Delta(part.ids, part.text, details=part.details)
+    return part
+
+
 class Live(Protocol):
     """A request that has been placed and started."""
 
@@ -128,7 +141,7 @@ class Live(Protocol):
         """
         ...
 
-    def deltas(self, offer: Callable[[Delta], bool] | None = None) -> AsyncGenerator[Delta, None]:
+    def deltas(self, offer: Callable[[Part], bool] | None = None) -> AsyncGenerator[Delta, None]:
         """Yield the answer; ends after the delta with `finish`.
 
         Args:

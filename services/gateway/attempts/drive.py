@@ -19,7 +19,7 @@ from proto.ledger import Placement, RequestRecord, Usage
 from proto.prefill import ReplyTo
 from proto.router import Plan
 from proto.workers import WorkerRef
-from services.gateway.api import Call, Delta
+from services.gateway.api import Call, Part, delta_of
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.follow import Follower
 from services.gateway.attempts.place import find_place
@@ -50,10 +50,10 @@ class Attempts:
     """All attempts of one call.
 
     Args:
-        emit: takes each chunk of the answer, in order and once.
+        emit: takes each part of the answer, in order and once.
+        shown: all parts that were emitted, by this one and those before it.
         started: called when an attempt runs on both sides.
         first: number of the first attempt; those before it count as spent.
-        shown: what readers have already, from a stream that was followed before.
         source: the attempt that gave the newest of it.
     """
 
@@ -62,10 +62,10 @@ class Attempts:
         ports: Ports,
         call: Call,
         *,
-        emit: Callable[[TokenChunk], None],
+        emit: Callable[[Part], None],
+        shown: Sequence[Part],
         started: Callable[[], None],
         first: int = 0,
-        shown: Sequence[Delta] = (),
         source: int = -1,
     ) -> None:
         self.plan: Plan | None = None
@@ -82,12 +82,8 @@ class Attempts:
         self._recovery = Recovery(
             call.recover, call.sampling, earlier=first, parsed=call.parsing is not None
         )
-        self._ids = bytearray()
-        self._text: list[str] = []
-        for delta in shown:
-            self._ids += delta.ids
-            self._text.append(delta.text)
-        self._assembler.resume(len(self._ids) // 4, source)
+        self._shown = shown
+        self._assembler.resume(len(self._ids()) // 4, source)
 
     @property
     def number(self) -> int:
@@ -160,6 +156,7 @@ class Attempts:
             assembler=self._assembler,
             reply=reply,
             emit=self._take,
+            plain=self._emit,
             joined=joined is not None,
         )
         ports.mailroom.open(nonce, follower.deliver)
@@ -179,11 +176,14 @@ class Attempts:
             ports.mailroom.shut(nonce)
 
     def _take(self, chunk: TokenChunk) -> None:
-        self._ids += chunk.ids
-        self._text.append(chunk.text)
+        # The end is shown once it stands in the ledger.
+        if chunk.ids or chunk.text or chunk.details:
+            self._emit(delta_of(chunk))
         if not chunk.offset and chunk.ids:
             self._ports.chronicle.fact(EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt)
-        self._emit(chunk)
+
+    def _ids(self) -> bytes:
+        return b"".join(part.ids for part in self._shown)
 
     def _outcome(self, chunk: TokenChunk, finish: FinishReason) -> Outcome:
         usage = Usage(
@@ -214,7 +214,7 @@ class Attempts:
         )
         return replace(
             call,
-            input_ids=call.input_ids + bytes(self._ids),
+            input_ids=call.input_ids + self._ids(),
             prompt_tokens=call.prompt_tokens + emitted,
             sampling=sampling,
         )
@@ -289,8 +289,8 @@ class Attempts:
         await self._ports.clock.sleep(0.05 + self._ports.clock.entropy.getrandbits(6) / 1000)
 
     def _text_is_whole(self) -> bool:
-        said = self._ports.texts.text_of(self._call.model, bytes(self._ids))
-        return said is not None and said == "".join(self._text)
+        said = self._ports.texts.text_of(self._call.model, self._ids())
+        return said is not None and said == "".join(part.text for part in self._shown)
 
 
 def _facts(plan: Plan) -> dict[str, str | float]:

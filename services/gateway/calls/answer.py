@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from proto.errors import PdbusError
-from services.gateway.api import Delta
+from services.gateway.api import Part
 
 __all__ = ["AnswerLog"]
 
@@ -15,18 +15,18 @@ class AnswerLog:
     """Grows at its end only; each reader starts at the first token."""
 
     def __init__(self) -> None:
-        self.deltas: list[Delta] = []
+        self.parts: list[Part] = []
         self.failure: PdbusError | None = None
         self.ended = False
-        self._waiting: list[tuple[asyncio.Future[None], Callable[[Delta], bool] | None]] = []
+        self._waiting: list[tuple[asyncio.Future[int], Callable[[Part], bool] | None]] = []
 
-    def add(self, delta: Delta) -> None:
+    def add(self, part: Part) -> None:
         """Append some tokens; nothing comes after the end."""
         if self.ended:
             return
-        self.deltas.append(delta)
+        self.parts.append(part)
         if self._waiting:
-            self._tell(delta)
+            self._tell(part)
 
     def end(self, failure: PdbusError | None) -> None:
         """Close the log; the first end stands."""
@@ -34,27 +34,27 @@ class AnswerLog:
             self.ended, self.failure = True, failure
             self._tell(None)
 
-    async def changed(self, offer: Callable[[Delta], bool] | None = None) -> None:
-        """Wait until something was added, or the log has ended.
+    async def changed(self, offer: Callable[[Part], bool] | None = None) -> int:
+        """Wait until something was added, or the log has ended; return how many parts were taken.
 
         Args:
-            offer: called with each delta where it is added; the wait goes on while it takes them.
+            offer: called with each part where it is added; the wait goes on while it takes them.
         """
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((waiter, offer))
         try:
-            await waiter
+            return await waiter
         finally:
             self._waiting = [one for one in self._waiting if one[0] is not waiter]
 
-    def _tell(self, delta: Delta | None) -> None:
+    def _tell(self, part: Part | None) -> None:
         woken = False
         for waiter, offer in self._waiting:
             if waiter.done():
                 # Cancelled, and not yet out of its wait.
                 continue
-            if delta is None or offer is None or not offer(delta):
-                waiter.set_result(None)
+            if part is None or offer is None or not offer(part):
+                waiter.set_result(len(self.parts) - (part is not None))
                 woken = True
         if woken:
             self._waiting = [one for one in self._waiting if not one[0].done()]

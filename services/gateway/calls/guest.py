@@ -17,7 +17,7 @@ from proto.gateway import CallState, HoldCall, TokenChunk
 from proto.ids import new_nonce
 from proto.ledger import Placement, RequestRecord, RequestState
 from proto.prefill import ReplyTo
-from services.gateway.api import Call, Delta
+from services.gateway.api import Call, Delta, delta_of
 from services.gateway.attempts import Assembler, AttemptLost, Follower
 from services.gateway.calls.answer import AnswerLog
 from services.gateway.calls.stored import fetch_result
@@ -50,7 +50,7 @@ class Guest:
         self._log = log
         self._opened = opened
         self._assembler = Assembler()
-        self._assembler.resume(sum(len(delta.ids) for delta in log.deltas) // 4)
+        self._assembler.resume(sum(len(part.ids) for part in log.parts) // 4)
 
     @property
     def source(self) -> int:
@@ -108,6 +108,7 @@ class Guest:
             assembler=self._assembler,
             reply=ReplyTo(gateway=sink.gateway, incarnation=sink.incarnation, nonce=nonce),
             emit=self._take,
+            plain=self._log.add,
             joined=True,
         )
         ports.mailroom.open(nonce, follower.deliver)
@@ -121,7 +122,7 @@ class Guest:
 
     def _take(self, chunk: TokenChunk) -> None:
         if chunk.count or chunk.text or chunk.details:
-            self._log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
+            self._log.add(delta_of(chunk))
 
     async def _end(self, record: RequestRecord) -> None:
         if record.state is RequestState.CANCELLED:
@@ -132,7 +133,7 @@ class Guest:
         self.placement = result.placement
         self._opened()
         # What the stream has not shown yet comes from the stored answer.
-        shown = b"".join(delta.ids for delta in self._log.deltas)
+        shown = b"".join(part.ids for part in self._log.parts)
         if not b"".join(part.ids for part in result.parts).startswith(shown):
             # The attempt that was shown here was given up, and another drew anew.
             raise PdbusError(ErrorCode.STREAM_GAP, "the answer went on differently")

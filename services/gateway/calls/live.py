@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from libs.bus.api import Versioned
 from libs.telemetry import get_logger
@@ -106,7 +106,7 @@ class LiveCall:
             raise
         if self._refused is not None:
             raise self._refused
-        if self.log.failure is not None and not self.log.deltas:
+        if self.log.failure is not None and not self.log.parts:
             raise self.log.failure
         return reader
 
@@ -194,7 +194,7 @@ class LiveCall:
         self._owner = True
         placement = orphan.placement if orphan.attempt >= 0 else None
         first, source = max(0, orphan.attempt), self._guest.source
-        self._attempts = self._new_attempts(first, self.log.deltas, source)
+        self._attempts = self._new_attempts(first, source)
         await self._complete(self._attempts, placement, self._guest.last)
 
     async def _complete(
@@ -223,21 +223,16 @@ class LiveCall:
         self.log.add(Delta(b"", "", outcome.finish, outcome.usage))
         self._close(None)
 
-    def _new_attempts(self, first: int, shown: Sequence[Delta] = (), source: int = -1) -> Attempts:
+    def _new_attempts(self, first: int, source: int = -1) -> Attempts:
         return Attempts(
             self._ports,
             self.call,
-            emit=self._emit,
+            emit=self.log.add,
+            shown=self.log.parts,
             started=self._opened.set,
             first=first,
-            shown=shown,
             source=source,
         )
-
-    def _emit(self, chunk: TokenChunk) -> None:
-        # The end is shown once it stands in the ledger.
-        if chunk.ids or chunk.text or chunk.details:
-            self.log.add(Delta(chunk.ids, chunk.text, details=chunk.details))
 
     # Ending
 

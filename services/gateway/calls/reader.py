@@ -7,7 +7,7 @@ from typing import Protocol
 
 from proto.ids import RequestId
 from proto.ledger import Placement
-from services.gateway.api import Delta
+from services.gateway.api import Delta, Part, delta_of
 from services.gateway.calls.answer import AnswerLog
 
 __all__ = ["Reader", "Subject"]
@@ -65,10 +65,10 @@ class Reader:
     def pending(self) -> bool:
         """Whether `deltas` would yield, end or raise without waiting."""
         log = self._subject.log
-        return self._position < len(log.deltas) or log.ended
+        return self._position < len(log.parts) or log.ended
 
     async def deltas(
-        self, offer: Callable[[Delta], bool] | None = None
+        self, offer: Callable[[Part], bool] | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yield the answer from its first token; ends after the delta with `finish`.
 
@@ -80,21 +80,15 @@ class Reader:
             PdbusError: the request failed; what was yielded before is all there is.
         """
         log = self._subject.log
-
-        def takes(delta: Delta) -> bool:
-            taken = offer is not None and offer(delta)
-            self._position += taken
-            return taken
-
         while True:
-            while self._position < len(log.deltas):
+            while self._position < len(log.parts):
                 self._position += 1
-                yield log.deltas[self._position - 1]
+                yield delta_of(log.parts[self._position - 1])
             if log.failure is not None:
                 raise log.failure
             if log.ended:
                 return
-            await log.changed(takes)
+            self._position = await log.changed(offer)
 
     async def cancel(self, reason: str) -> None:
         """Leave; idempotent, harmless after the end."""

@@ -62,7 +62,7 @@ async def keep_result(  # noqa: PLR0913 - the parts of a result
         rid=rid,
         parts=tuple(
             ResultPart(ids=d.ids, text=d.text, details=d.details)
-            for d in log.deltas
+            for d in log.parts
             if d.ids or d.text or d.details
         ),
         finish=finish,

@@ -7,8 +7,9 @@ client that takes nothing, cost it the connection and nobody else anything.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,6 +42,10 @@ PRESENCE = "pdbus.presence"
 
 _TURN_BYTES = 65_536
 """What a connection may gather before it leaves ahead of the turn's end."""
+
+_BEGIN = b"HTTP/1.1 200 OK\r\n%stransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n"
+_HEAD = re.compile(rb"(?:[\t\x20-\x7e\x80-\xff]+\r\n)*")
+"""What the lines of a head may hold."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -85,6 +90,8 @@ class Turn:
 class Outbound:
     """The transport of one connection as answers see it: a head and its first event go together."""
 
+    __slots__ = ("_bytes", "_parts", "_transport", "_turn")
+
     def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self._transport = transport
         self._turn = turn
@@ -123,6 +130,8 @@ class Body:
         cycle: uvicorn's state of the answer.
     """
 
+    __slots__ = ("_cycle", "_flow", "_write")
+
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
@@ -139,6 +148,33 @@ class Body:
             or not cycle.response_started
             or not cycle.chunked_encoding
         )
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing has been sent, and `begin` may be called; where not, `send` can."""
+        cycle = self._cycle
+        return (
+            not (self._flow.write_paused or cycle.disconnected or cycle.response_started)
+            and cycle.keep_alive
+            and cycle.scope["http_version"] == "1.1"
+            and cycle.scope["method"] == "POST"
+        )
+
+    def begin(self, headers: Sequence[tuple[bytes, bytes]], data: bytes) -> None:
+        """Send the head of an answer of unknown length, and its first part; only while fresh.
+
+        Raises:
+            PdbusError: internal, as a header is none.
+        """
+        cycle = self._cycle
+        lines = [b"%s: %s\r\n" % one for one in (*cycle.default_headers, *headers)]
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or not _HEAD.fullmatch(head):
+            raise PdbusError(ErrorCode.INTERNAL, "a header cannot be sent")
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        cycle.chunked_encoding = True
+        self._write(_BEGIN % (head, len(data), data))
 
     def write(self, data: bytes) -> None:
         """Write a part that is not empty; only while it is free."""

@@ -87,6 +87,24 @@ class EventStream:
         self._body.write(data)
         self._last_s = now_s
 
+    @property
+    def fresh(self) -> bool:
+        """Whether `begin_now` may be called: nothing has been sent, and the server offers that."""
+        body = self._body
+        return (
+            body is not None and not self.started and self._blocked_since_s is None and body.fresh
+        )
+
+    def begin_now(self, data: bytes, now_s: float) -> None:
+        """Write the head, the opening and some whole events at once; only while fresh."""
+        first = self._opening() if self._opening is not None else None
+        if self._body is None or first is None:
+            raise PdbusError(ErrorCode.INTERNAL, "the stream cannot begin at once")
+        self._body.begin(self._head(), first + data)
+        self._exchange.status = 200
+        self._opening = None
+        self._last_s = now_s
+
     async def close(self, data: bytes = b"") -> None:
         """Write the last events and end the answer."""
         await self._put(data, more=False)
@@ -130,6 +148,9 @@ class EventStream:
             {
                 "type": "http.response.start",
                 "status": 200,
-                "headers": [*_HEAD, *self._exchange.head(), *self._headers()],
+                "headers": self._head(),
             }
         )
+
+    def _head(self) -> list[Header]:
+        return [*_HEAD, *self._exchange.head(), *self._headers()]

@@ -83,7 +83,7 @@ _deltas = Reader.deltas
 
 
 def _from_now_on(self: Any, offer: Any = None) -> Any:
-    self._position = self._position or len(self._subject.log.deltas)
+    self._position = self._position or len(self._subject.log.parts)
     return _deltas(self, offer)
 
 

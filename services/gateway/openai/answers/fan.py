@@ -13,11 +13,11 @@ from typing import Protocol
 from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import new_request_id
-from services.gateway.api import Call, Calls, Delta, Live
+from services.gateway.api import Call, Calls, Delta, Live, Part, delta_of
 
 __all__ = ["Lives", "open_all"]
 
-Offer = Callable[[int, Delta], bool]
+Offer = Callable[[int, Part], bool]
 """Takes a delta of a choice where it arrives, or says that it cannot now."""
 
 _PAUSE_S = 0.25
@@ -204,10 +204,10 @@ class _Many:
         self._left -= 1
         self._freed.set()
 
-    def _take(self, index: int, delta: Delta) -> bool:
-        """Pass a delta on, or queue it behind what waits."""
-        if self._queue or self._offer is None or not self._offer(index, delta):
-            self._queue.append((index, delta))
+    def _take(self, index: int, part: Part) -> bool:
+        """Pass some tokens on, or queue them behind what waits."""
+        if self._queue or self._offer is None or not self._offer(index, part):
+            self._queue.append((index, delta_of(part)))
             self._changed.set()
         return True
 

@@ -13,7 +13,7 @@ from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
 from proto.ledger import Usage
-from services.gateway.api import Calls, Delta, Live
+from services.gateway.api import Calls, Delta, Live, Part
 from services.gateway.edge import BODY, EventStream, Exchange, send_json
 from services.gateway.edge.reply import Header
 from services.gateway.openai.answers.asked import Asked
@@ -55,10 +55,10 @@ class Giving:
         async with self._opened() as lives:
             said = [Said() for _ in self.asked.calls]
 
-            def gather(index: int, delta: Delta) -> bool:
+            def gather(index: int, delta: Part) -> bool:
                 if delta.finish is not None:
                     return False
-                self._take(index, delta)
+                self.tally.take(self.clock.monotonic())
                 said[index].take(delta)
                 return True
 
@@ -102,15 +102,27 @@ class Giving:
                 raise
         await events.close(batch + last)
 
-    def _write_now(self, frames: Frames, events: EventStream, index: int, delta: Delta) -> bool:
+    def _write_now(self, frames: Frames, events: EventStream, index: int, part: Part) -> bool:
         """Write plain text where it arrives; nothing that came before waits when this is called."""
-        if delta.finish is not None or delta.details is not None or not events.free:
+        if part.finish is not None or part.details is not None:
+            return False
+        if not events.free:
+            return self._begin_now(frames, events, index, part)
+        now_s = self.clock.monotonic()
+        if self.tally.first_s is None:
+            self.tally.take(now_s)
+        data = frames.delta(index, part)
+        if data:
+            events.write_now(data, now_s)
+        return True
+
+    def _begin_now(self, frames: Frames, events: EventStream, index: int, part: Part) -> bool:
+        """Begin the stream where its first text arrives, if all of that can be written at once."""
+        if not part.text or not events.fresh:
             return False
         now_s = self.clock.monotonic()
         self.tally.take(now_s)
-        data = frames.delta(index, delta)
-        if data:
-            events.write_now(data, now_s)
+        events.begin_now(frames.delta(index, part), now_s)
         return True
 
     def event_stream(self, scope: Scope, send: Send) -> EventStream:

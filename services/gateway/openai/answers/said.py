@@ -9,7 +9,7 @@ from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from proto.output import CallDelta, Details, TokenLogprob
-from services.gateway.api import Delta
+from services.gateway.api import Part
 
 __all__ = ["UNFINISHED", "Said", "SaidCall", "total_usage"]
 
@@ -57,7 +57,7 @@ class Said:
             raise PdbusError(ErrorCode.INTERNAL, UNFINISHED)
         return self.finish
 
-    def take(self, delta: Delta) -> None:
+    def take(self, delta: Part) -> None:
         """Add some tokens."""
         if delta.text:
             self.pieces.append(delta.text)

@@ -22,7 +22,7 @@ from proto.openai.logprobs import ChoiceLogprobs
 from proto.openai.stream import ChatChunk, ChunkChoice, DeltaFunction, DeltaMessage, DeltaToolCall
 from proto.openai.usage import UsageInfo, usage_info
 from proto.output import CallDelta, Details
-from services.gateway.api import Delta
+from services.gateway.api import Part
 from services.gateway.openai.chat.logprobs import token_infos
 from services.gateway.openai.frames import DONE, Head, error_frame, frame
 
@@ -72,7 +72,7 @@ class ChatFrames:
         """The first chunk of each choice."""
         return self._opening
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Part) -> bytes:
         """Return the chunk of some tokens, if there is anything to tell of them."""
         if delta.details is not None:
             return self._detailed(index, delta.text, delta.details)

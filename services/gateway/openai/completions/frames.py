@@ -14,7 +14,7 @@ from proto.gateway import FinishReason
 from proto.ledger import Usage
 from proto.openai.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs
 from proto.openai.usage import UsageInfo, usage_info
-from services.gateway.api import Delta
+from services.gateway.api import Part
 from services.gateway.openai.completions.logprobs import Words
 from services.gateway.openai.frames import DONE, Head, error_frame, frame
 
@@ -50,7 +50,7 @@ class CompletionFrames:
         """The prompts, where they are to be echoed."""
         return self._opening
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Part) -> bytes:
         """Return the chunk of some tokens, if there is anything to tell of them."""
         details = delta.details
         if self._words is not None and details is not None and details.logprobs:

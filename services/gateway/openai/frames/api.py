@@ -9,7 +9,7 @@ from proto.errors import PdbusError
 from proto.gateway import FinishReason
 from proto.ids import RequestId
 from proto.ledger import Usage
-from services.gateway.api import Delta
+from services.gateway.api import Part
 
 __all__ = ["Frames", "Head"]
 
@@ -32,7 +32,7 @@ class Frames(Protocol):
         """The first events, written together with whatever comes first."""
         ...
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Part) -> bytes:
         """Return the events for some tokens of a choice; may be none."""
         ...
 

@@ -22,7 +22,7 @@ from proto.openai.error import error_body
 from proto.openai.responses import events
 from proto.openai.responses.answer import Item, ItemStatus, OutputText, ReasoningText
 from proto.output import CallDelta
-from services.gateway.api import Delta
+from services.gateway.api import Part
 from services.gateway.openai.answers.said import SaidCall
 from services.gateway.openai.responses.wording import Wording
 
@@ -69,7 +69,7 @@ class ResponseFrames:
         self._opened = True
         return self._opening
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Part) -> bytes:
         """Return the events for some tokens.
 
         Raises:

@@ -38,7 +38,8 @@ async def test_leaving_ends_the_work_and_not_its_task():
         await while_present(for_ever(), no_receive, exchange)
     assert exchange.abandoned == CLIENT_GONE
     task = asyncio.current_task()
-    assert task is not None and not task.cancelling()
+    assert task is not None
+    assert not task.cancelling()
     await asyncio.sleep(0)
 
 
@@ -101,7 +102,8 @@ async def test_an_outcome_beside_a_departure_stands():
     with pytest.raises(PdbusError):
         await while_present(work(), no_receive, exchange_with(presence))
     task = asyncio.current_task()
-    assert task is not None and not task.cancelling()
+    assert task is not None
+    assert not task.cancelling()
 
 
 async def test_a_slow_client_ends_the_work():

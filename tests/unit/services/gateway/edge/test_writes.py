@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from libs.clock import SystemClock
+from proto.errors import PdbusError
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from proto.output import Details
@@ -210,6 +211,62 @@ async def test_plain_text_is_written_where_it_arrives(
     places = [answer.index(b'"content":"%s"' % text) for text in (b"one", b" two", b" four")]
     assert places == sorted(places)
     assert answer.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_the_first_text_brings_the_head(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, close: bool
+):
+    """Head, opening and first text are one write where they arrive; not so on a last answer."""
+    begun: list[bytes] = []
+    begin = Body.begin
+
+    def spy(self: Body, headers: Any, data: bytes) -> None:
+        begun.append(data)
+        begin(self, headers, data)
+
+    async def script(live: Any) -> Any:
+        await asyncio.sleep(0.01)
+        yield Delta(b"\0\0\0\0", "one")
+        usage = Usage(prompt_tokens=live.call.prompt_tokens, completion_tokens=1)
+        yield Delta(b"", "", FinishReason.STOP, usage)
+
+    monkeypatch.setattr(Body, "begin", spy)
+    rig.calls.script = script
+    async with serving(rig) as server:
+        reader, writer = await connect(server)
+        asked = request(stream=True)
+        if close:
+            asked = asked.replace(b"host: x", b"host: x\r\nconnection: close")
+        writer.write(asked)
+        head = await reader.readuntil(b"\r\n\r\n")
+        answer = await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    assert len(begun) == (not close)
+    assert (b"connection: close" in head) == close
+    for line in (b"x-request-id: ", b"x-pdbus-decode: decode-1", b"transfer-encoding: chunked"):
+        assert line in head
+    assert answer.index(b'"role":"assistant"') < answer.index(b'"content":"one"')
+
+
+async def test_a_head_holds_nothing_but_its_lines():
+    """A header with a line break in it is not sent: it could end the head, or feign another."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body: Body = scope[BODY]
+        for broken in (b"a\r\nx-y: b", b"a\nb", b"a\x00"):
+            with pytest.raises(PdbusError):
+                body.begin([(b"x-z", broken)], b"first")
+        assert body.fresh
+        body.begin([(b"x-z", b"sound")], b"first")
+        assert not body.fresh
+        await send(part(b"", more=False))
+
+    async with served(app) as server:
+        reader, writer = await connect(server)
+        writer.write(GET.replace(b"GET", b"POST").replace(b"x\r\n", b"x\r\ncontent-length: 0\r\n"))
+        assert await body_of(reader) == b"first"
+        writer.close()
 
 
 async def test_details_and_ends_take_the_long_way(rig: Rig, monkeypatch: pytest.MonkeyPatch):
