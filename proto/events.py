@@ -10,7 +10,10 @@ from enum import StrEnum
 from proto.base import Message
 from proto.ids import InstanceId, RequestId
 
-__all__ = ["Event", "EventBundle", "EventKind"]
+__all__ = ["FINISHED", "Event", "EventBundle", "EventKind"]
+
+FINISHED = "finished"
+"""Why a lease ends whose work was done to its end: a fact of `lease.ended` and `lease.freed`."""
 
 
 class EventKind(StrEnum):

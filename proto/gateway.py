@@ -52,6 +52,8 @@ class TokenChunk(Message, frozen=True, kw_only=True, array_like=True, tag="c", g
     details: Details | None = None
     revision: int = 0
     """With `finish`: of the record, as the claim has left it; 0 where it is not known."""
+    freed: bool = False
+    """With `finish`: decode holds nothing for the attempt any more."""
 
     @property
     def count(self) -> int:
@@ -68,6 +70,8 @@ class StillHere(Message, frozen=True, kw_only=True, array_like=True, tag="h", gc
     """Tokens that decode has produced."""
     final: bool = False
     """Prefill has handed over; it will not speak again."""
+    freed: bool = False
+    """With `final`: prefill holds nothing for the attempt any more."""
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True, array_like=True, tag="f"):

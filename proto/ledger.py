@@ -76,7 +76,7 @@ class Usage(Message, frozen=True, kw_only=True):
 
 
 class Cleaned(Message, frozen=True, kw_only=True):
-    """Which sides are proved free."""
+    """Which sides are proved free, by their owner's word or by what cleanup sees."""
 
     src: bool = False
     dst: bool = False

@@ -183,6 +183,13 @@ class Store(Protocol[AnyT]):
         """
         ...
 
-    def scan(self) -> AsyncIterator[tuple[str, Versioned[AnyT]]]:
-        """Go through all live records; for reconciliation, never on a request's path."""
+    def scan(self, since: int = 0) -> AsyncIterator[tuple[str, Versioned[AnyT]]]:
+        """Go through all live records; for reconciliation, never on a request's path.
+
+        With `since`, through those that have changed after that revision. Who has come to the end
+        has seen all that was written up to the highest revision it was shown.
+
+        Raises:
+            BusDown, RequestTimeout.
+        """
         ...

@@ -33,7 +33,7 @@ from libs.worker.tombstones import Tombstones
 from proto import subjects
 from proto.control import Aborted, Cancel
 from proto.errors import ErrorCode, PdbusError
-from proto.events import EventKind
+from proto.events import FINISHED, EventKind
 from proto.gateway import StillHere
 from proto.host import EngineReady
 from proto.ids import NOBODY, InstanceId, RequestId
@@ -340,12 +340,12 @@ class Worker:
         self, attempt: Attempt, work: Callable[[Attempt], Coroutine[Any, Any, None]]
     ) -> None:
         beat = self.tasks.spawn(self._beat(attempt), name="beat")
-        why = "finished"
+        why = FINISHED
         try:
             # An abort that came before the first step knew no job that it could have stopped.
             if attempt.aborted is None:
                 await work(attempt)
-            why = attempt.aborted or "finished"
+            why = attempt.aborted or FINISHED
         except EngineDead as error:
             why = "engine gone"
             self.speaker.fail(attempt, self._lost, str(error))

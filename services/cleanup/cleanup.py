@@ -7,8 +7,6 @@ several may run; their orders are idempotent and their proofs carry the same key
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from libs.bus.api import Bus, BusDown, BusError, RequestTimeout, Store, Subscription
 from libs.chronicle import Chronicle
@@ -29,12 +27,13 @@ from libs.telemetry import (
 from proto import subjects
 from proto.control import Abort, Aborted
 from proto.errors import PdbusError
-from proto.events import Event, EventKind
+from proto.events import FINISHED, Event, EventKind
 from proto.ids import Incarnation, InstanceId, LeaseId, RequestId
 from proto.ledger import RequestRecord
 from proto.workers import LeaseSide, Role, WorkerRef, WorkerState
 from services.cleanup.endings import Endings
 from services.cleanup.proofs import lease_of, proved_free
+from services.cleanup.unfinished import Unfinished
 from services.cleanup.watch import Evidence, LeaseWatch, Watched
 
 __all__ = ["CleanupService"]
@@ -78,6 +77,9 @@ class CleanupService:
         self._endings = Endings(
             bus=bus, store=store, clock=clock, fleet=self.fleet, chronicle=self._chronicle
         )
+        self._unfinished = Unfinished(
+            store=store, clock=clock, told=self._told, over=self._endings.over
+        )
         self._events: Subscription | None = None
         self._started_s = clock.monotonic()
 
@@ -119,9 +121,10 @@ class CleanupService:
         lease = LeaseId(str(event.data.get("lease", "")))
         watched = self.watch.ended(lease, self._clock.monotonic())
         side = LeaseSide(str(event.data.get("side", "src")))
-        self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER, lease)
+        why = str(event.data.get("why", ""))
+        self._prove(event.rid, event.attempt, side, watched, Evidence.E1_OWNER, lease, why)
 
-    def _prove(
+    def _prove(  # noqa: PLR0913, PLR0917 - what a proof says
         self,
         rid: RequestId,
         attempt: int,
@@ -129,6 +132,7 @@ class CleanupService:
         watched: Watched | None,
         evidence: Evidence,
         lease: str = "",
+        why: str = "",
     ) -> None:
         count(names.CLEANUP_FREED, evidence=str(evidence))
         if watched is not None and watched.ordered_s is not None:
@@ -142,8 +146,10 @@ class CleanupService:
             evidence=str(evidence),
             ordered=watched is not None and watched.ordered_s is not None,
             lease=watched.ref.lease if watched is not None else lease,
+            why=why,
         )
-        self._endings.freed(rid, watched.ref.lease if watched is not None else lease)
+        name = watched.ref.lease if watched is not None else lease
+        self._endings.freed(rid, name, soon=why != FINISHED)
 
     def _hears(self, now_s: float) -> bool:
         """Return whether silence proves anything: not while deaf, nor shortly after that."""
@@ -165,7 +171,7 @@ class CleanupService:
             for first in range(0, len(old), _AT_ONCE):
                 some = old[first : first + _AT_ONCE]
                 await asyncio.gather(*(self._consider(watched) for watched in some))
-            await self._endings.settle()
+            await self._endings.settle(self._unfinished.since)
 
     async def _consider(self, watched: Watched) -> None:
         now = self._clock.monotonic()
@@ -210,13 +216,13 @@ class CleanupService:
 
     def _consider_ended(self, record: RequestRecord) -> None:
         """Prove what is still unproved of an ended request, from liveness and inventories."""
-        cleaned = record.cleaned
         now = self._clock.monotonic()
-        if not self._hears(now) or not record.ended or (cleaned.src and cleaned.dst):
+        if not self._hears(now) or not record.ended:
             return
-        known = {LeaseSide.SRC: cleaned.src, LeaseSide.DST: cleaned.dst}
+        cleaned = {LeaseSide.SRC: record.cleaned.src, LeaseSide.DST: record.cleaned.dst}
         for side, evidence in proved_free(record, self.fleet, now).items():
-            if not known[side]:
+            # What is written as clean may still have to be told.
+            if not cleaned[side] or not self._endings.told(record, side):
                 lease = lease_of(record, side) or ""
                 self._prove(record.rid, record.attempt, side, None, evidence, lease)
 
@@ -224,18 +230,18 @@ class CleanupService:
         while True:
             await self._clock.sleep(_RECONCILE_S / 2)
             try:
-                async with aclosing(_records(self._store)) as records:
-                    async for record in records:
-                        await self._endings.consider(record)
-                        self._consider_ended(record)
+                await self._unfinished.look()
             except (BusDown, RequestTimeout) as error:
                 self._endings.ledger_away()
                 get_logger().info("reconcile put off", error=str(error))
+                continue
+            for record in self._unfinished:
+                await self._endings.consider(record)
+                self._consider_ended(record)
+            self._endings.ask_of_lost(self._unfinished)
 
-
-async def _records(store: Store[RequestRecord]) -> AsyncGenerator[RequestRecord, None]:
-    async for _, found in store.scan():
-        yield found.value
+    def _told(self, record: RequestRecord) -> bool:
+        return all(self._endings.told(record, side) for side in LeaseSide)
 
 
 def _orphaned(watched: Watched, record: RequestRecord | None) -> str | None:

@@ -17,6 +17,7 @@ from libs.worker import Attempt, Verb, Worker
 from proto.control import Started
 from proto.decode import DecodeStart, Replay, Replayed, Reserve
 from proto.errors import ErrorCode, PdbusError
+from proto.events import FINISHED
 from proto.gateway import TokenChunk
 from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import InstanceId
@@ -224,10 +225,13 @@ class DecodeService:
             cached_tokens=done.cached_tokens,
             details=_last_details(done),
             revision=revision,
+            freed=True,
         )
         attempt.log.append(chunk)
+        # The chunk leaves after this turn of the loop: what it says of the lease is true then.
         self.worker.speaker.say(attempt, chunk)
         tell_stages(self.worker.chronicle, attempt, start, done, first_ms)
+        self.worker.end_lease(attempt.rid, attempt.number, FINISHED)
 
     def _break(self, attempt: Attempt, failed: JobFailed, first_ms: float | None) -> None:
         attempt.quiet = True

@@ -12,7 +12,7 @@ from libs.telemetry import count, names, observe, traceparent
 from libs.worker import Attempt, Verb, Worker
 from proto.control import Started
 from proto.errors import ErrorCode, PdbusError
-from proto.events import EventKind
+from proto.events import FINISHED, EventKind
 from proto.gateway import StillHere
 from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind
 from proto.ids import InstanceId
@@ -100,7 +100,8 @@ class PrefillService:
             if isinstance(output, JobFinished):
                 self._tell(attempt, output)
                 attempt.quiet = True
-                done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True)
+                worker.end_lease(attempt.rid, attempt.number, FINISHED)
+                done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True, freed=True)
                 attempt.log.append(done)
                 worker.speaker.say(attempt, done)
             elif isinstance(output, JobFailed):

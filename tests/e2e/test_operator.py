@@ -16,10 +16,12 @@ import msgspec
 import psutil
 import pytest
 
+from libs.bus import BucketSpec
 from proto.errors import ErrorCode
 from proto.events import EventKind
 from proto.ids import InstanceId
-from proto.ledger import RequestRecord, RequestState
+from proto.ledger import Cleaned, RequestRecord, RequestState
+from proto.subjects import BUCKET_REQUESTS
 from proto.workers import Role
 from tests.support.http_client import Exchange, Reply, chat_body, post
 from tests.support.stack import RunningStack, run_stack
@@ -140,6 +142,27 @@ async def test_requests_tells_where_each_stands(stack: RunningStack, seen: Witne
     assert {record.rid for record in both} >= {running.reply.rid, answered.rid}
     assert len(await records(stack, "--limit=1")) == 1
     running.hang_up()
+
+
+async def test_an_answered_request_is_clean_when_its_client_has_its_end(
+    stack: RunningStack, seen: Witness
+) -> None:
+    """Decode says with its last chunk that it holds nothing, and the end of the record says so too.
+
+    So does prefill, whose word comes by another way; where it was too late, cleanup writes it.
+    """
+    answered = await post(stack.port, chat_body("Hello", max_tokens=5, ignore_eos=True))
+    store = seen.bus.store(BucketSpec(name=BUCKET_REQUESTS), RequestRecord)
+    found = await store.get(answered.rid)
+    assert found is not None
+    assert (found.value.state, found.value.cleaned.dst) == (RequestState.DONE, True)
+    await seen.until(
+        lambda: len(seen.of(answered.rid, EventKind.LEASE_FREED)) == 2, 5, "both proofs"
+    )
+    async with asyncio.timeout(15):
+        while found is not None and found.value.cleaned != Cleaned(src=True, dst=True):
+            await asyncio.sleep(0.2)
+            found = await store.get(answered.rid)
 
 
 async def test_cancel_frees_both_engines(stack: RunningStack, seen: Witness) -> None:

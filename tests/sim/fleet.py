@@ -141,6 +141,8 @@ def _cleanup(_process: SimProcess, life: Life) -> Hosted:
             "watched": len(service.watch),
             "freed": len(service._endings._freed),
             "orphans": len(service._endings._orphan_ms),
+            "due": len(service._endings._due_s),
+            "unfinished": sum(1 for _ in service._unfinished),
         },
         ready=lambda: service.readiness()[0],
     )

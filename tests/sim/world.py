@@ -184,11 +184,14 @@ class World:
         return True
 
     def _clean(self) -> bool:
-        return all(
+        proved = all(
             record.cleaned.src and record.cleaned.dst
             for record in self.checks.records.now.values()
             if record.placement is not None
         )
+        lives = (process.life for process in self.processes.values())
+        services = [life.service for life in lives if life is not None and life.service is not None]
+        return proved and not any(any(each.tables().values()) for each in services)
 
     async def _watch(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from libs.bus.jetstream.streams import Ack, StreamSpec, ensure_stream, read_stre
 from libs.clock import Clock
 from libs.telemetry import count, get_logger, names
 from proto.base import encode
-from proto.events import Event, EventBundle, EventKind
+from proto.events import FINISHED, Event, EventBundle, EventKind
 from proto.headers import MESSAGE_ID
 from proto.ids import RequestId
 from proto.subjects import ALL_EVENTS, STREAM_EVENTS, event, events_of
@@ -44,7 +44,8 @@ _URGENT = frozenset(
         EventKind.ENGINE_LOST,
     }
 )
-"""Ends, proofs, and what others act on: with these leaves all that was gathered of the request."""
+"""Ends, proofs, and what others act on: with these leaves all that was gathered of the request.
+The proof of a lease whose work was done to its end is none of them: it may wait for the other."""
 
 _GATHER_S = 0.02
 """A round waits so long for company: what a request does in one moment leaves together, and after
@@ -84,6 +85,11 @@ class _Gathered:
 
     due_s: float
     events: dict[str, Event] = field(default_factory=dict[str, Event])
+
+
+def _is_urgent(fact: Event) -> bool:
+    ordinary = fact.kind is EventKind.LEASE_FREED and fact.data.get("why") == FINISHED
+    return fact.kind in _URGENT and not ordinary
 
 
 def _message(events: tuple[Event, ...]) -> _Waiting:
@@ -155,7 +161,7 @@ class Emitter:
         self._held += 1
         self._empty.clear()
         self._work.set()
-        if fact.kind in _URGENT or len(gathered.events) >= _MOST_TOGETHER:
+        if _is_urgent(fact) or len(gathered.events) >= _MOST_TOGETHER:
             self._close(whose)
 
     def _close(self, whose: str) -> None:

@@ -151,9 +151,9 @@ class NatsStore(Generic[RecordT]):
         return await self._put(key, encode(value), revision)
 
     async def scan(
-        self, *, timeout_s: float = 30.0
+        self, since: int = 0, *, timeout_s: float = 30.0
     ) -> AsyncIterator[tuple[str, Versioned[RecordT]]]:
-        """Go through all live records, at most `timeout_s` long.
+        """Go through all live records, or those changed after a revision, at most `timeout_s` long.
 
         A record that changes meanwhile may come twice, the newer version later; none is missed.
 
@@ -163,7 +163,11 @@ class NatsStore(Generic[RecordT]):
         await self._prepare()
         try:
             async for msg in read_stream(
-                self._link, self._spec.name, f"{self._prefix}>", timeout_s=timeout_s
+                self._link,
+                self._spec.name,
+                f"{self._prefix}>",
+                first=since + 1,
+                timeout_s=timeout_s,
             ):
                 if _is_marker(msg):
                     continue

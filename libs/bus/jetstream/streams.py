@@ -230,18 +230,19 @@ async def ask_page(link: Link, subject: str, data: bytes, timeout_s: float) -> l
 
 
 async def read_stream(
-    link: Link, stream: str, subject: str, *, timeout_s: float
+    link: Link, stream: str, subject: str, *, timeout_s: float, first: int = 1
 ) -> AsyncIterator[Delivery]:
     """Go through the messages of a stream that match a subject filter, oldest first.
 
-    Messages that are stored meanwhile may be included. `timeout_s` is for all of it.
+    Messages that are stored meanwhile may be included. `timeout_s` is for all of it, `first` the
+    sequence number to begin at.
 
     Raises:
         NoResponders: there is no such stream now. RequestTimeout, BusDown.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    sequence = 1
+    sequence = first
     while True:
         left = deadline - loop.time()
         if left <= 0:

@@ -15,7 +15,7 @@ from proto.errors import ErrorCode, PdbusError
 from proto.events import EventKind
 from proto.gateway import FinishReason, TokenChunk
 from proto.ids import new_nonce
-from proto.ledger import Placement, RequestRecord, Usage
+from proto.ledger import Cleaned, Placement, RequestRecord, Usage
 from proto.prefill import ReplyTo
 from proto.router import Plan
 from proto.workers import WorkerRef
@@ -44,6 +44,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Where it ran, if it was placed for this gateway."""
     revision: int
     """Of the record when the attempt was claimed; 0 where it is not known."""
+    cleaned: Cleaned
+    """The sides that hold nothing any more, as they have said themselves."""
 
 
 class Attempts:
@@ -113,11 +115,11 @@ class Attempts:
                 raise
         raise PdbusError(ErrorCode.INTERNAL, "too many attempts")
 
-    def ended(self, last: TokenChunk) -> Outcome:
+    def ended(self, last: TokenChunk, *, src_freed: bool = False) -> Outcome:
         """Return the outcome of an answer that was followed to its end."""
         if last.finish is None:
             raise PdbusError(ErrorCode.INTERNAL, "that chunk ends nothing")
-        return self._outcome(last, last.finish)
+        return self._outcome(last, last.finish, Cleaned(src=src_freed, dst=last.freed))
 
     async def stop(self, reason: str) -> None:
         """Make sure that nothing runs any more for the newest attempt, on either side."""
@@ -171,7 +173,8 @@ class Attempts:
                     offset=self._assembler.next,
                 )
             self._started()
-            return self.ended(await follower.run())
+            last = await follower.run()
+            return self.ended(last, src_freed=follower.prefill_freed)
         finally:
             ports.mailroom.shut(nonce)
 
@@ -185,7 +188,7 @@ class Attempts:
     def _ids(self) -> bytes:
         return b"".join(part.ids for part in self._shown)
 
-    def _outcome(self, chunk: TokenChunk, finish: FinishReason) -> Outcome:
+    def _outcome(self, chunk: TokenChunk, finish: FinishReason, cleaned: Cleaned) -> Outcome:
         usage = Usage(
             prompt_tokens=self._call.prompt_tokens,
             completion_tokens=self._assembler.next,
@@ -199,6 +202,7 @@ class Attempts:
             attempt=chunk.attempt,
             placement=self.plan.placement if self.plan else None,
             revision=chunk.revision,
+            cleaned=cleaned,
         )
 
     def _rest(self) -> Call:

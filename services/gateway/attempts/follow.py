@@ -89,6 +89,8 @@ class Follower:
         self._joining = joined
         self._attached = not joined
         """It is known where the attempt begins: what was shown fits to it."""
+        self.prefill_freed = placement.prefill is None
+        """Prefill holds nothing for the attempt any more, as it has said itself."""
         self._gone: dict[Role, float] = {}
         self._failed: AttemptFailed | None = None
         self._failed_s = 0.0
@@ -188,6 +190,7 @@ class Follower:
         if message.role is Role.PREFILL:
             self._prefill_heard_s = now
             self._prefill_done = self._prefill_done or message.final
+            self.prefill_freed = self.prefill_freed or message.freed
             return
         self._decode_heard_s = now
         if message.offset > self._assembler.next:

@@ -76,11 +76,14 @@ class Endings:
             raise Superseded(record)
 
     def _claimed(self, outcome: Outcome) -> Versioned[RequestRecord] | None:
-        """Return the record as the claim of the attempt has left it, where that is known."""
+        """Return the record as the claim has left it, with what its workers have said since."""
         if self.accepted is None or outcome.placement is None or not outcome.revision:
             return None
         claimed = msgspec.structs.replace(
-            self.accepted, attempt=outcome.attempt, placement=outcome.placement
+            self.accepted,
+            attempt=outcome.attempt,
+            placement=outcome.placement,
+            cleaned=outcome.cleaned,
         )
         return Versioned(claimed, outcome.revision)
 

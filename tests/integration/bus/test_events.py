@@ -12,7 +12,7 @@ from libs.bus import BusDown
 from libs.bus.jetstream.streams import read_stream
 from libs.bus.testing import nats_server
 from libs.telemetry import names
-from proto.events import Event, EventKind
+from proto.events import FINISHED, Event, EventKind
 from proto.ids import InstanceId, RequestId
 from proto.subjects import STREAM_EVENTS, event, events_of
 from tests.integration.bus.words import fresh, until
@@ -72,6 +72,26 @@ async def test_what_is_said_of_a_request_in_a_moment_is_one_message(shared_nats,
     stored = read_stream(bus.link, STREAM_EVENTS, events_of(RequestId(rid)), timeout_s=5)
     assert len([message async for message in stored]) == 1
     assert await bus.read_events(RequestId(rid)) == heard
+
+
+async def test_the_proofs_of_an_ordinary_end_travel_together(shared_nats, connect):
+    """Both sides of a finished request are one message; a lease that was taken back leaves alone.
+
+    That one leaves at once, because somebody may wait for it.
+    """
+    bus = await connect(shared_nats)
+    rid, taken = fresh("rid"), fresh("rid")
+    for side in ("src", "dst"):
+        bus.emit(fact(rid, EventKind.LEASE_FREED, side=side, why=FINISHED))
+        bus.emit(fact(taken, EventKind.LEASE_FREED, side=side, why="cancelled"))
+    assert await bus.flush_events(5)
+    for each, messages in ((rid, 1), (taken, 2)):
+        stored = read_stream(bus.link, STREAM_EVENTS, events_of(RequestId(each)), timeout_s=5)
+        assert len([message async for message in stored]) == messages
+        assert [told.data["side"] for told in await bus.read_events(RequestId(each))] == [
+            "src",
+            "dst",
+        ]
 
 
 async def test_what_nobody_waits_for_leaves_all_the_same(shared_nats, connect):

@@ -8,7 +8,7 @@ import msgspec
 
 from libs.bus.api import BusDown, BusError, Conflict, StoreUnknown
 from proto.errors import ErrorCode, PdbusError
-from proto.ledger import RequestRecord, RequestState
+from proto.ledger import Cleaned, RequestRecord, RequestState
 from services.cleanup import CleanupService
 from services.gateway.calls.endings import Endings
 from services.gateway.calls.guest import Guest
@@ -49,6 +49,19 @@ _try_end = Ledger._try_end
 async def _end_as_known(self: Any, rid: Any, ending: Any, known: Any) -> Any:
     found = await _try_end(self, rid, ending, known)
     return _ended(self, known.value, ending) if found is None and known is not None else found
+
+
+async def _end_as_clean(self: Any, rid: Any, ending: Any, _known: Any) -> Any:
+    try:
+        found = await self._store.get(rid)
+        if found is None or found.value.ended or found.value.sink != self.sink:
+            return found.value if found else None
+        record = _ended(self, found.value, ending)
+        record = msgspec.structs.replace(record, cleaned=Cleaned(src=True, dst=True))
+        await self._store.update(rid, record, found.revision)
+    except BusError:
+        return None
+    return record
 
 
 def _ended(self: Any, record: RequestRecord, ending: Any) -> RequestRecord:
@@ -118,6 +131,7 @@ async def _never_complete(self: Any, attempts: Any, joined: Any, _last: Any = No
 OWNED: dict[str, Mutant] = {
     "terminal without compare-and-set": mutant("I2", 127, (Ledger, "_try_end", _end_without_cas)),
     "a known record counts as ended": mutant("I2", 30, (Ledger, "_try_end", _end_as_known)),
+    "who ends a request calls it clean": mutant("I3", 0, (Ledger, "_try_end", _end_as_clean)),
     "the end is not written": mutant("I2", 0, (Endings, "_write", nothing)),
     "a failed call is not written": mutant(
         "I2", 0, (LiveCall, "_undo", _undo_quietly), (CleanupService, "_reconcile", nothing)

@@ -288,9 +288,14 @@ async def records_change_by_compare_and_set(ports: Ports) -> None:
     found = await store.get(key)
     assert found is not None
     assert (found.value.attempt, found.revision) == (2, second)
-    await store.create("l", Abort(rid=RID, attempt=9))
+    ninth = await store.create("l", Abort(rid=RID, attempt=9))
     rows = {name: row.value.attempt async for name, row in store.scan()}
     assert rows == {"k": 2, "l": 9}
+    assert [row.revision async for _, row in store.scan(found.revision)] == [ninth]
+    assert [row async for row in store.scan(ninth)] == []
+    third = await store.update(key, Abort(rid=RID, attempt=4), second)
+    again = {name: row.revision async for name, row in store.scan(found.revision)}
+    assert again == {"k": third, "l": ninth}
 
 
 PROMISES: tuple[Callable[[Ports], Awaitable[None]], ...] = (

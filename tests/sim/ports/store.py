@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from libs.bus.api import BusDown, Conflict, RequestTimeout, StoreUnknown, Versioned
@@ -18,6 +19,7 @@ __all__ = ["SimLedger", "SimStore", "StoreFaults"]
 RecordT = TypeVar("RecordT", bound=Message)
 
 _ACK_TIMEOUT_S = 1.0
+_PAGE = 8
 
 
 @dataclass(slots=True)
@@ -76,6 +78,12 @@ class SimLedger:
         old = [row for row in history if row.at_s <= horizon]
         return old[-1] if old else None
 
+    def page(self, since: int, *, stale: bool) -> list[tuple[str, _Row]]:
+        """Return the oldest rows after a revision, as one reader sees them."""
+        seen = ((key, self.read(key, stale=stale)) for key in self.rows)
+        rows = [(key, row) for key, row in seen if row is not None and row.revision > since]
+        return sorted(rows, key=lambda found: found[1].revision)[:_PAGE]
+
 
 class SimStore(Generic[RecordT]):
     """One process' view of the ledger.
@@ -110,13 +118,19 @@ class SimStore(Generic[RecordT]):
         """Replace the record that has `revision`."""
         return await self._write(key, value, revision)
 
-    async def scan(self) -> AsyncIterator[tuple[str, Versioned[RecordT]]]:
-        """Go through all live records."""
-        keys: list[str] = await self._ask(lambda: sorted(self._ledger.rows), RequestTimeout)
-        for key in keys:
-            record = await self.get(key)
-            if record is not None:
-                yield key, record
+    async def scan(self, since: int = 0) -> AsyncIterator[tuple[str, Versioned[RecordT]]]:
+        """Go through all live records, in pages: each begins where the one before has ended."""
+        faults = self._ledger.faults
+        stale = bool(faults.stale_read) and self._random() < faults.stale_read
+        while True:
+            page: list[tuple[str, _Row]] = await self._ask(
+                partial(self._ledger.page, since, stale=stale), RequestTimeout
+            )
+            for key, row in page:
+                since = row.revision
+                yield key, Versioned(decode(row.data, self._kind), row.revision)
+            if len(page) < _PAGE:
+                return
 
     async def _write(self, key: str, value: RecordT, revision: int) -> int:
         data = encode(value)
