@@ -1,13 +1,15 @@
 """Copying pages and rows between paged memory and a slab.
 
 Pages of every buffer are numbered alike, so one list of page numbers serves all buffers. Both
-copies release the GIL. Whoever calls holds the lock of the room that owns the pages.
+copies release the GIL where there is much to copy. Whoever calls holds the lock of the room that
+owns the pages.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ __all__ = ["PageStore", "Pages", "as_pages"]
 _LEAST_MEAN = 32
 """Where runs have so many pages on average they are copied one by one, which spares numpy's search
 for each page."""
+_MOST_VIEWED = 256 << 10
+"""Up to so many bytes are copied with the GIL in hand, which halves the cost of each piece."""
 
 Bytes = npt.NDArray[np.uint8]
 Pages = npt.NDArray[np.int64]
@@ -51,6 +55,7 @@ class PageStore:
         for buffer in pages.buffers:
             advise_huge(buffer)
         self._page_columns = [column.view(np.uint8).reshape(-1) for column in self._pages]
+        self._page_views = [column.data for column in self._page_columns]
         self._rows = _columns("row", rows, layout.row_bytes)
         self._page_bases = _bases(self._pages)
         self._row_bases = _bases(self._rows)
@@ -74,11 +79,12 @@ class PageStore:
         runs = _long_runs(pages)
         if runs is None:
             return _gather(self._pages, self.layout.page_bytes, pages, slab)
+        columns, target = self._views(len(pages) * self.page_bytes, slab)
         at = 0
-        for column, size in zip(self._page_columns, self.layout.page_bytes, strict=True):
+        for column, size in zip(columns, self.layout.page_bytes, strict=True):
             for first, count in runs:
                 end = at + count * size
-                slab[at:end] = column[first * size : (first + count) * size]
+                target[at:end] = column[first * size : (first + count) * size]
                 at = end
         return at
 
@@ -87,11 +93,12 @@ class PageStore:
         runs = _long_runs(pages)
         if runs is None:
             return _scatter(self._pages, self.layout.page_bytes, pages, slab)
+        columns, source = self._views(len(pages) * self.page_bytes, slab)
         at = 0
-        for column, size in zip(self._page_columns, self.layout.page_bytes, strict=True):
+        for column, size in zip(columns, self.layout.page_bytes, strict=True):
             for first, count in runs:
                 end = at + count * size
-                column[first * size : (first + count) * size] = slab[at:end]
+                column[first * size : (first + count) * size] = source[at:end]
                 at = end
         return at
 
@@ -102,6 +109,11 @@ class PageStore:
     def scatter_row(self, row: int, slab: Bytes) -> int:
         """Copy the start of `slab` into one row of each auxiliary buffer; return the bytes read."""
         return _scatter(self._rows, self.layout.row_bytes, np.array([row]), slab)
+
+    def run_count(self, pages: Pages, row: int | None) -> int:
+        """Return how many runs pages and a row are in; see `runs`."""
+        runs = 1 + int(np.count_nonzero(pages[1:] - pages[:-1] != 1)) if len(pages) else 0
+        return runs * len(self._pages) + (0 if row is None else len(self._rows))
 
     def runs(self, pages: Pages, row: int | None) -> Table:
         """Return where pages and a row are, in the order in which they are gathered."""
@@ -118,6 +130,12 @@ class PageStore:
             table["at"][paged:] = self._row_bases + row * self._row_sizes
             table["length"][paged:] = self._row_sizes
         return table
+
+    def _views(self, total: int, slab: Bytes) -> tuple[Any, Any]:
+        """Return the page buffers and a slab as what copies so many bytes fastest."""
+        if total <= _MOST_VIEWED:
+            return self._page_views, slab.data
+        return self._page_columns, slab
 
     def _page_runs(self, pages: Pages, cuts: Pages, table: Table) -> None:
         """Write where each run of pages is in each buffer; `cuts` are where a new run begins."""

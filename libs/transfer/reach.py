@@ -4,9 +4,9 @@ The kernel copies once, from the pages of the one straight into the pages of the
 reader's own call. Nothing is posted, so nothing is left behind when either of them dies, and only
 the owner of pages writes them.
 
-A read may find memory that its owner has given up meanwhile. So each read is followed by a look at
-the room's lease, a word that the owner clears before it lets go: what was read under a lease that
-still holds is what was offered.
+A read may find memory that its owner has given up meanwhile. So each read ends with a look at the
+room's lease, a word that the owner clears before it lets go: what was read under a lease that still
+holds is what was offered.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ENTRY", "Lease", "Table", "blocked", "peek", "pull", "table_of"]
+__all__ = ["ENTRY", "LONG", "Lease", "Table", "blocked", "peek", "pull", "pull_leased", "table_of"]
 
 Table = npt.NDArray[np.void]
 
 ENTRY = np.dtype([("at", "<u8"), ("length", "<u8")])
 """One run of bytes, as the kernel wants it."""
+LONG = 8
+"""A chunk that is read where it lies may be so many times longer than one that is gathered."""
 
 _WORD = 8
 _MOST_ENTRIES = 1024
@@ -101,6 +103,23 @@ def pull(pid: int, remote: Table, local: Table) -> None:
         calls = _calls(remote, local, total)
     for theirs, ours, size in calls:
         _read(pid, (ours.ctypes.data, len(ours)), (theirs.ctypes.data, len(theirs)), size)
+
+
+def pull_leased(pid: int, offered: Table, local: Table) -> int:
+    """Copy like `pull` what a chunk offers, whose first run is the lease; return that word.
+
+    The kernel takes runs in their order, so the lease, put last, is read after all else.
+
+    Raises:
+        OSError: as `pull`.
+        ValueError: as `pull`.
+    """
+    word = np.zeros(1, np.uint64)
+    remote, ours = np.empty_like(offered), np.empty(len(local) + 1, ENTRY)
+    remote[:-1], remote[-1] = offered[1:], offered[0]
+    ours[:-1], ours[-1] = local, (word.ctypes.data, _WORD)
+    pull(pid, remote, ours)
+    return int(word[0])
 
 
 def _read(pid: int, ours: tuple[Any, int], theirs: tuple[Any, int], size: int) -> None:

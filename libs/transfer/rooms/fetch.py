@@ -17,7 +17,7 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import digest_of_runs
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.reach import ENTRY, Table, peek, pull
+from libs.transfer.reach import ENTRY, LONG, Table, pull_leased, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, ChunkHeader, Want, is_intact
 from proto.errors import ErrorCode
@@ -27,6 +27,12 @@ from proto.kv import Lane, TransferReport
 __all__ = ["FetchRoom"]
 
 Bytes = npt.NDArray[np.uint8]
+
+LEAST_PIECE = 4 << 10
+"""Where our runs are shorter on average, the kernel's work for each costs more than having it fill
+a slab and scattering that."""
+MOST_PIECES = 128
+"""Unless they are so few that scattering costs more steps than the kernel's."""
 
 
 class FetchRoom:
@@ -63,7 +69,8 @@ class FetchRoom:
         self._forsaken = False
         """Whether the sender's pages were given up while they were read."""
         self._runs: Table | None = None
-        """Where all pages and the row are, if that was looked up ahead."""
+        """Where all pages and the row are, if that was looked up ahead and they are in long runs."""
+        self._looked = False
         now = time.monotonic()
         self._tally = Tally(asked=now, tokens=tokens)
         self._tally.expected = len(self._pages) * store.page_bytes + store.row_bytes
@@ -109,10 +116,12 @@ class FetchRoom:
         """Note the lane for the report."""
         self._tally.lane = lane
 
-    def look_ahead(self, most_bytes: int) -> None:
+    def look_ahead(self, slab_bytes: int) -> None:
         """Look up where the pages are while prefill works on its answer, if that is one chunk."""
-        if self._tally.expected <= most_bytes:
-            self._runs = self._store.runs(self._pages, self._row if self._store.row_bytes else None)
+        if self._tally.expected <= slab_bytes * LONG:
+            row = self._row if self._store.row_bytes else None
+            self._runs = self._places(self._pages, row, slab_bytes - HEADER_BYTES)
+            self._looked = True
 
     def ready(self) -> None:
         """Note that prefill has the room."""
@@ -149,16 +158,19 @@ class FetchRoom:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
                 return True
             pages = self._pages[self._page : self._page + header.pages]
+            places: Table | None = None
             if header.entries:
-                if not self._pull(header, slab, pages, pid):
+                places = self._places_of(header, slab, pages)
+                if not self._pull(header, slab, places, pid):
                     return self._state in FINAL
-            elif not self._is_intact(header, slab):
+            if not self._is_intact(header, slab, places):
                 return True
-            else:
+            if places is None:
+                began = time.monotonic()
                 used = HEADER_BYTES + self._store.scatter_pages(pages, slab[HEADER_BYTES:])
                 if header.row_bytes:
                     self._store.scatter_row(self._row, slab[used:])
-                self._tally.copy_s += time.monotonic() - arrived
+                self._tally.copy_s += time.monotonic() - began
             self._state = RoomState.MOVING
             # What is scattered had arrived before; what is read arrives by being read.
             self._note(
@@ -170,27 +182,41 @@ class FetchRoom:
                 self._finish()
             return True
 
-    def _pull(self, header: ChunkHeader, slab: Bytes, pages: Pages, pid: int) -> bool:
-        """Read a chunk out of the sender's memory; return whether it is what was offered."""
-        table = slab[HEADER_BYTES : HEADER_BYTES + header.carried].view(ENTRY)
-        ours = self._runs if header.payload == self._tally.expected else None
-        if ours is None:
-            ours = self._store.runs(pages, self._row if header.row_bytes else None)
-        # It is, until it is known that it is not; an error leaves it so.
+    def _places_of(self, header: ChunkHeader, slab: Bytes, pages: Pages) -> Table | None:
+        """Return where a chunk is to be read to; None if into its slab, behind the header."""
+        if self._looked and header.payload == self._tally.expected:
+            return self._runs
+        row = self._row if header.row_bytes else None
+        return self._places(pages, row, len(slab) - HEADER_BYTES)
+
+    def _places(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
+        """Return where pages and a row are, unless they are many pieces that a slab has room for."""
+        size = len(pages) * self._store.page_bytes + (0 if row is None else self._store.row_bytes)
+        runs = self._store.run_count(pages, row)
+        small = runs > MOST_PIECES and size < LEAST_PIECE * runs and size <= slab_bytes
+        return None if small else self._store.runs(pages, row)
+
+    def _pull(self, header: ChunkHeader, slab: Bytes, places: Table | None, pid: int) -> bool:
+        """Read a chunk out of the sender's memory; return whether it was the sender's to offer."""
+        offered = slab[HEADER_BYTES : HEADER_BYTES + header.carried].view(ENTRY)
+        if places is None:
+            # Where the runs are is known from here on; their bytes may take the place.
+            offered = offered.copy()
+            places = table_of(((slab.ctypes.data + HEADER_BYTES, header.payload),))
+        # It was not, until it is known that it was; an error leaves it so.
         self._forsaken = True
         try:
-            pull(pid, table[1:], ours)
+            lease = pull_leased(pid, offered, places)
         except ValueError as error:
             detail = f"chunk {header.sequence} cannot be read: {error}"
             self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))
             return False
         # Where the lease is over, prefill has given the room up and is about to say so.
-        self._forsaken = peek(pid, int(table["at"][0])) != self.room
-        if self._forsaken:
-            return False
-        return self._is_intact(header, slab, digest_of_runs(ours) if header.checked else None)
+        self._forsaken = lease != self.room
+        return not self._forsaken
 
-    def _is_intact(self, header: ChunkHeader, slab: Bytes, digest: int | None = None) -> bool:
+    def _is_intact(self, header: ChunkHeader, slab: Bytes, places: Table | None) -> bool:
+        digest = digest_of_runs(places) if header.checked and places is not None else None
         if is_intact(header, slab, digest):
             return True
         detail = f"chunk {header.sequence} is not what was sent"

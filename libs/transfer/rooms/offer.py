@@ -18,7 +18,7 @@ import numpy.typing as npt
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import digest_of_runs, is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
-from libs.transfer.reach import ENTRY, Lease, Table, table_of
+from libs.transfer.reach import ENTRY, LONG, Lease, Table, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, ChunkHeader, Want, seal_chunk
 from proto.errors import ErrorCode
@@ -31,8 +31,8 @@ Bytes = npt.NDArray[np.uint8]
 
 LEAST_RUN = 8 << 10
 """Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
-_LONG = 8
-"""Chunks that stay where they are may be so many times longer."""
+MOST_SHORT = 128
+"""Unless they are so few that gathering costs more steps than the kernel's."""
 _SELDOM = 4
 """They are checked so many times less often, unless all are: a digest of bytes that nobody has just
 copied costs as much as the kernel's reading."""
@@ -236,7 +236,7 @@ class OfferRoom:
         store = self._store
         room_for = (len(slab) - HEADER_BYTES - SEAL_BYTES - store.row_bytes) // store.page_bytes
         if self._lease is not None:
-            pages, last, row = self._next(want, room_for * _LONG)
+            pages, last, row = self._next(want, room_for * LONG)
             runs = self._whole_runs(pages, row, len(slab))
             if runs is not None:
                 header = self._header(pages, row, last=last, entries=1 + len(runs))
@@ -289,10 +289,10 @@ class OfferRoom:
 
     def _whole_runs(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
         """Return where pages and a row are, if they are in runs worth reading one by one."""
-        runs = self._store.runs(pages, row)
-        fits = HEADER_BYTES + (1 + len(runs)) * runs.itemsize + SEAL_BYTES <= slab_bytes
-        worth = int(runs["length"].sum()) >= LEAST_RUN * len(runs)
-        return runs if fits and worth else None
+        runs = self._store.run_count(pages, row)
+        fits = HEADER_BYTES + (1 + runs) * ENTRY.itemsize + SEAL_BYTES <= slab_bytes
+        worth = runs <= MOST_SHORT or len(pages) * self._store.page_bytes >= LEAST_RUN * runs
+        return self._store.runs(pages, row) if fits and worth else None
 
     def _note(self, header: ChunkHeader, began: float) -> None:
         tally = self._tally

@@ -110,6 +110,7 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     edges = sorted({0, count, *(min(cut, count) for cut in cuts)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offers, "LEAST_RUN", least)
+        patch.setattr(offers, "MOST_SHORT", 0)
         for first, end in itertools.pairwise(edges):
             offer.push(pages[first:end], first_page=first, last=False)
             run(offer, fetch, slab)
@@ -130,6 +131,7 @@ def test_what_is_read_after_prefill_lets_go_is_thrown_away(
 ) -> None:
     """On the cma lane a chunk whose room was given up before decode read it counts for nothing."""
     monkeypatch.setattr(offers, "LEAST_RUN", least)
+    monkeypatch.setattr(offers, "MOST_SHORT", 0)
     prefill, decode = Side(1), Side(2)
     pages = list(range(40))
     offer, fetch = linked(prefill, decode, pages, lane=Lane.CMA)
@@ -155,7 +157,7 @@ def test_chunks_that_are_read_in_place_are_checked_less_often(
 ) -> None:
     """None, all or one of two are asked for; on the cma lane it is one of eight in the end."""
     monkeypatch.setattr(offers, "LEAST_RUN", 0)
-    monkeypatch.setattr(offers, "_LONG", 1)
+    monkeypatch.setattr(offers, "LONG", 1)
     side, found = Side(1), []
     for every in range(3):
         offer = OfferRoom(
