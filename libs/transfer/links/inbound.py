@@ -272,22 +272,29 @@ class Inbound:
             self._after(fetch)
         else:
             self._stats.dropped_chunks += 1
-        slot.posted = self._port.receive(slot.slab, data_tag(slot.number))
-        self._slots.append(slot)
-        self._owed.append(slot.number)
-        # Half of the slabs may wait for company: prefill still has the other half. Not where the
-        # chunk is still in prefill's pages.
-        if len(self._owed) * 2 < len(self._slots) and not (header and header.entries):
-            return
+        in_place = header is not None and header.entries > 0
         if fetch is not None and fetch.state is RoomState.DONE:
             # Whoever waits for the room hears of it first.
-            self._loop.post(self._grant_later)
+            self._loop.post(partial(self._post_again, slot, in_place=in_place))
         else:
-            self._grant()
+            self._post_again(slot, in_place=in_place)
 
-    def _grant_later(self) -> None:
-        self._grant()
+    def _post_again(self, slot: _Slot, *, in_place: bool) -> None:
+        """Post a slab again, and grant it now or with others."""
+        if self.ended is not None:
+            return
+        try:
+            slot.posted = self._port.receive(slot.slab, data_tag(slot.number))
+        except TransportError as error:
+            self._end(ErrorCode.PREFILL_LOST, str(error))
+            return
+        self._slots.append(slot)
+        self._owed.append(slot.number)
         self._loop.touch(self)
+        # Half of the slabs may wait for company: prefill still has the other half. Not where the
+        # chunk is still in prefill's pages.
+        if in_place or len(self._owed) * 2 >= len(self._slots):
+            self._grant()
 
     def _grant(self) -> None:
         if self._owed:

@@ -80,6 +80,8 @@ class PrefillSide:
         if isinstance(offer.link, Outbound) and offer.link.ended is None:
             offer.link.queue(offer)
             self._parts.loop.touch(offer.link)
+        elif offer.link is None and Lane.CMA in self._parts.contexts:
+            offer.look_ahead(self._parts.slab_bytes)
 
     def moved(self, offer: OfferRoom) -> None:
         """An offer may have come further, or to its end here: then decode is told."""

@@ -85,6 +85,8 @@ class OfferRoom:
         self._row: int | None = None
         self._complete = False
         self._flushed = False
+        self._ahead: Table | None = None
+        """Where all pages and the row are, if that was looked up ahead."""
         self._lease: Lease | None = None
         """On the cma lane, what tells decode whether pages may still be read."""
         now = time.monotonic()
@@ -147,6 +149,14 @@ class OfferRoom:
         """End the room; return whether it was still open."""
         with self._lock:
             return self._end(TransferFailure(code, detail))
+
+    def look_ahead(self, slab_bytes: int) -> None:
+        """Look up where the pages are before decode asks on the cma lane, if that is one chunk."""
+        with self._lock:
+            most = slab_bytes * LONG // self._store.page_bytes
+            known = self._complete and self._want is None and self._state not in FINAL
+            if known and 0 < len(self._pages) <= most:
+                self._ahead = self._whole_runs(self._pages, self._row, slab_bytes)
 
     def match(self, want: Want, lane: Lane) -> bool:
         """Take up decode's want; return False if the room is over (see `failure`)."""
@@ -289,10 +299,13 @@ class OfferRoom:
 
     def _whole_runs(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
         """Return where pages and a row are, if they are in runs worth reading one by one."""
-        runs = self._store.run_count(pages, row)
+        known = self._ahead if row is not None and len(pages) == len(self._pages) else None
+        runs = self._store.run_count(pages, row) if known is None else len(known)
         fits = HEADER_BYTES + (1 + runs) * ENTRY.itemsize + SEAL_BYTES <= slab_bytes
         worth = runs <= MOST_SHORT or len(pages) * self._store.page_bytes >= LEAST_RUN * runs
-        return self._store.runs(pages, row) if fits and worth else None
+        if not fits or not worth:
+            return None
+        return self._store.runs(pages, row) if known is None else known
 
     def _note(self, header: ChunkHeader, began: float) -> None:
         tally = self._tally

@@ -29,6 +29,8 @@ class Channel:
         self._tag = tag
         self._mask = mask
         self._ring: deque[tuple[Bytes, Operation]] = deque()
+        self._heard: list[Bytes] = []
+        """Buffers whose messages have been returned."""
         self._sends: deque[Operation] = deque()
         for _ in range(_DEPTH):
             self._post(np.empty(CONTROL_MAX, np.uint8))
@@ -48,11 +50,15 @@ class Channel:
         self._sends.append(self._port.send(line, data, CONTROL_TAG))
 
     def poll(self) -> list[Control]:
-        """Return what has arrived, in order.
+        """Return what has arrived, in order; call it until there is nothing.
+
+        What has arrived is to be answered first: receives are posted again by the next call.
 
         Raises:
             TransportError: the peer is lost.
         """
+        while self._heard:
+            self._post(self._heard.pop())
         while self._sends and self._port.done(self._sends[0]):
             self._sends.popleft()
         messages: list[Control] = []
@@ -62,12 +68,12 @@ class Channel:
                 messages.append(unpack(buffer.data))
             except ProtocolError:
                 self._stats.malformed_messages += 1
-            self._post(buffer)
+            self._heard.append(buffer)
         return messages
 
     def _arrived(self) -> bool:
         try:
-            return self._port.done(self._ring[0][1])
+            return bool(self._ring) and self._port.done(self._ring[0][1])
         except TransportError:
             # Only a message longer than its receive fails a receive; it is dropped.
             self._stats.malformed_messages += 1
