@@ -4,6 +4,9 @@ Control messages are msgpack Structs of bounded size. A chunk is one tag message
 
     [header 64 B | pages of buffer 0 | pages of buffer 1 | ... | rows | seal 4 B]
 
+Where the payload is not in the message, it says where it is: in runs of the sender's memory, or in
+the slab of a segment that both share.
+
 The seal repeats the header's checksum at the far end, so that a message that was cut short, or an
 older one left in the slab, is not taken for the chunk.
 """
@@ -63,6 +66,7 @@ Bytes = npt.NDArray[np.uint8]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Slots = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+_Segment = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFF)]
 _SlabBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Worker = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
@@ -88,6 +92,7 @@ _DIGEST_AT = HEADER_BYTES - _U32.size
 _DIGITS = frozenset("0123456789abcdef")
 _LAST = 1
 _CHECKED = 2
+_SHARED = 4
 _ENTRIES_SHIFT = 8
 _ENTRY_BYTES = 16
 
@@ -119,6 +124,8 @@ class Hello(Message, frozen=True, kw_only=True):
     layout: WireLayout
     slab_bytes: _SlabBytes
     slots: _Slots
+    segment: _Segment | None = None
+    """Shared memory with the slabs, where there is some: payloads may be put there."""
     ticket: bytes = b""
     """See `ticket_of`."""
 
@@ -227,11 +234,15 @@ class ChunkHeader:
     checked: bool = False
     """Whether a checksum over the payload comes with it."""
     entries: int = 0
-    """Where 0, the payload is between header and seal; else so many runs that say where it is."""
+    """So many runs that say where the payload is; 0 where it is elsewhere."""
+    shared: bool = False
+    """Whether the payload is in the shared slab; without that and runs it is behind the header."""
 
     @property
     def carried(self) -> int:
         """Bytes between header and seal."""
+        if self.shared:
+            return 0
         return self.entries * _ENTRY_BYTES if self.entries else self.payload
 
 
@@ -275,7 +286,7 @@ def unpack(frame: bytes | bytearray | memoryview) -> Control:
 
 def _flags(header: ChunkHeader) -> int:
     bits = (_LAST if header.last else 0) | (_CHECKED if header.checked else 0)
-    return bits | header.entries << _ENTRIES_SHIFT
+    return bits | (_SHARED if header.shared else 0) | header.entries << _ENTRIES_SHIFT
 
 
 def seal_chunk(header: ChunkHeader, slab: Bytes, digest: int | None = None) -> int:
@@ -330,8 +341,11 @@ def unseal_chunk(slab: Bytes) -> ChunkHeader:
         sent_ns=facts[9],
         checked=bool(facts[1] & _CHECKED),
         entries=facts[1] >> _ENTRIES_SHIFT,
+        shared=bool(facts[1] & _SHARED),
     )
     end = HEADER_BYTES + header.carried
+    if header.shared and header.entries:
+        raise ProtocolError("chunk in two places")
     if end + SEAL_BYTES > len(view) or _U32.unpack_from(view, end)[0] != check:
         raise ProtocolError("chunk without its end")
     return header

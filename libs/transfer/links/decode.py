@@ -87,7 +87,7 @@ class DecodeSide:
             link = Inbound(
                 parts.contexts[lane],
                 source,
-                hello=lambda worker: self._hello(source, lane, worker),
+                hello=lambda worker, segment: self._hello(source, lane, worker, segment),
                 slab_bytes=parts.slab_bytes,
                 slots=parts.settings.credits,
                 same_host=source.host == parts.host,
@@ -153,7 +153,7 @@ class DecodeSide:
         for link in tuple(self._links.values()):
             self._drop(link)
 
-    def _hello(self, source: PeerAddress, lane: Lane, worker: bytes) -> Hello:
+    def _hello(self, source: PeerAddress, lane: Lane, worker: bytes, segment: int | None) -> Hello:
         parts = self._parts
         hello = Hello(
             version=VERSION,
@@ -167,6 +167,7 @@ class DecodeSide:
             layout=parts.layout,
             slab_bytes=parts.slab_bytes,
             slots=parts.settings.credits,
+            segment=segment,
         )
         return msgspec.structs.replace(hello, ticket=ticket_of(source.secret, hello))
 

@@ -16,6 +16,7 @@ from libs.transfer.links.probe import Prober
 from libs.transfer.links.watch import ProcessWatch
 from libs.transfer.reach import peek
 from libs.transfer.rooms import FetchRoom
+from libs.transfer.segment import Segment, SegmentError
 from libs.transfer.ucx import Channel, LaneContext, Line, Loop, Operation, TransportError
 from libs.transfer.ucx.lanes import carrier_of
 from libs.transfer.wire import (
@@ -48,6 +49,16 @@ _DEATH_S = 0.2
 """How long a peer whose memory is gone may take to be gone itself."""
 
 
+def _share(lane: Lane, slots: int, slab_bytes: int) -> Segment | None:
+    """Return slabs in shared memory for a lane that has such; without them UCX carries chunks."""
+    if carrier_of(lane) is not Lane.SYSV:
+        return None
+    try:
+        return Segment.make(slots, slab_bytes)
+    except SegmentError:
+        return None
+
+
 @dataclass(slots=True)
 class _Slot:
     """A slab and the receive posted on it."""
@@ -63,7 +74,7 @@ class Inbound:
     Args:
         context: the lane.
         source: the peer.
-        hello: builds the greeting from the address of this link's port.
+        hello: builds the greeting from the address of this link's port, and what it shares.
         slab_bytes: length of each slab.
         slots: slabs granted to the peer.
         same_host: whether the peer's monotonic clock is ours.
@@ -80,7 +91,7 @@ class Inbound:
         context: LaneContext,
         source: PeerAddress,
         *,
-        hello: Callable[[bytes], Hello],
+        hello: Callable[[bytes, int | None], Hello],
         slab_bytes: int,
         slots: int,
         same_host: bool,
@@ -118,7 +129,10 @@ class Inbound:
             raise
         self._owed: list[int] = []
         self.prober = Prober(self._port, self.lane, carrier_of(self.lane), self._say)
-        self._greeting = hello(self._port.address)
+        self._segment = _share(self.lane, slots, slab_bytes) if same_host else None
+        self._greeting = hello(
+            self._port.address, None if self._segment is None else self._segment.number
+        )
         self._door: Line | None = None
         try:
             self._door = self._port.connect(source.workers[self.lane], self._lost)
@@ -170,6 +184,7 @@ class Inbound:
         self._owed.clear()
         self.prober.fail(failure)
         self._slots.clear()
+        self._segment = None
         for room in tuple(self.rooms.values()):
             room.fail(failure.code, failure.detail)
             self._moved(room)
@@ -266,7 +281,7 @@ class Inbound:
             self._stats.malformed_messages += 1
             header = None
         fetch = self.rooms.get(header.room) if header else None
-        if header and fetch and self._accept(fetch, header, slot.slab):
+        if header and fetch and self._accept(fetch, header, slot):
             self._stats.bytes_received += header.payload
             self._stats.note_lane(self.lane, header.payload)
             self._after(fetch)
@@ -301,9 +316,17 @@ class Inbound:
             self._say(Credit(slots=tuple(self._owed)))
             self._owed.clear()
 
-    def _accept(self, fetch: FetchRoom, header: ChunkHeader, slab: Bytes) -> bool:
+    def _accept(self, fetch: FetchRoom, header: ChunkHeader, slot: _Slot) -> bool:
+        shared = None
+        if header.shared:
+            if self._segment is None or header.payload > self._slab_bytes:
+                self._stats.malformed_messages += 1
+                return False
+            shared = self._segment.slabs[slot.number]
         try:
-            return fetch.accept(header, slab, same_clock=self._same_host, pid=self._pid)
+            return fetch.accept(
+                header, slot.slab, same_clock=self._same_host, pid=self._pid, shared=shared
+            )
         except OSError as error:
             # The memory of a process that dies goes first; its death is told a moment later.
             detail = f"prefill's memory cannot be read: {error.strerror}"

@@ -17,6 +17,7 @@ from libs.transfer.links.parts import Parts
 from libs.transfer.links.probe import Answers
 from libs.transfer.links.watch import ProcessWatch
 from libs.transfer.rooms import Filled, OfferRoom
+from libs.transfer.segment import Segment, SegmentError
 from libs.transfer.ucx import Channel, LaneContext, Line, Operation, TransportError
 from libs.transfer.wire import (
     CONTROL_TAG,
@@ -74,6 +75,8 @@ class _Lent:
 
     offer: OfferRoom
     last: bool
+    leased: bool
+    """Whether it is under way until decode gives its slot back."""
     slab: Bytes | None
 
 
@@ -114,6 +117,8 @@ class Outbound:
         self._queue: deque[OfferRoom] = deque()
         self._slabs: list[Bytes] = []
         self._made = 0
+        self._shared = self._join(parts)
+        """The slabs of decode's that we may write, by their slots; none where none are shared."""
         self._sending: deque[tuple[Operation, _Lent]] = deque()
         self._out = 0
         """Chunks under way."""
@@ -193,6 +198,7 @@ class Outbound:
         self._sending.clear()
         self._lent.clear()
         self._queue.clear()
+        self._shared.clear()
 
     def _answer(self) -> Welcome | Refused:
         nonce = self.hello.nonce
@@ -216,7 +222,7 @@ class Outbound:
         sent = 0
         while self._sending and self._port.done(self._sending[0][0]):
             _, lent = self._sending.popleft()
-            if self.lane is not Lane.CMA:
+            if not lent.leased:
                 self._taken(lent)
             sent += 1
         answered = self._answers.collect()
@@ -267,18 +273,20 @@ class Outbound:
             if slab is None:
                 break
             if not self._prefill.admission.take(self):
-                self._slabs.append(slab)
+                if not self._shared:
+                    self._slabs.append(slab)
                 waits = True
                 break
             offer = self._queue.popleft()
-            filled = offer.fill(slab)
-            if filled is None or not filled.uses_slab:
+            filled = offer.fill(slab, shared=bool(self._shared))
+            if not self._shared and (filled is None or not filled.uses_slab):
                 self._slabs.append(slab)
             if filled is None:
                 self._prefill.admission.give()
                 self._prefill.moved(offer)
                 continue
-            self._send(peer, filled, _Lent(offer, filled.last, slab if filled.uses_slab else None))
+            kept = slab if filled.uses_slab else None
+            self._send(peer, filled, _Lent(offer, filled.last, filled.leased, kept))
             if offer.has_chunk:
                 self._queue.append(offer)
             sent = True
@@ -297,13 +305,27 @@ class Outbound:
             return
         self._out += 1
         self._sending.append((operation, lent))
-        if self.lane is Lane.CMA:
+        if lent.leased:
             self._lent[slot] = lent
         self._stats.bytes_sent += chunk.payload
         self._stats.note_lane(self.lane, chunk.payload)
         self._prefill.moved(lent.offer)
 
+    def _join(self, parts: Parts) -> list[Bytes]:
+        """Return the slabs that decode shares, if it does."""
+        hello = self.hello
+        if hello.segment is None or self.refusal or hello.host != parts.host:
+            return []
+        try:
+            segment = Segment.join(hello.segment, hello.pid, hello.slots, hello.slab_bytes)
+        except SegmentError:
+            # Chunks go through UCX then.
+            return []
+        return segment.slabs
+
     def _slab(self) -> Bytes | None:
+        if self._shared:
+            return self._shared[self._credits[0]]
         if self._slabs:
             return self._slabs.pop()
         if self._made == _SEND_SLABS:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
-from libs.transfer.checksum import digest_of_runs
+from libs.transfer.checksum import digest_of, digest_of_runs
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.reach import ENTRY, LONG, Table, pull_leased, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
@@ -137,7 +137,15 @@ class FetchRoom:
             return f"no chunk within {transfer_s:g} s"
         return None
 
-    def accept(self, header: ChunkHeader, slab: Bytes, *, same_clock: bool, pid: int = 0) -> bool:
+    def accept(
+        self,
+        header: ChunkHeader,
+        slab: Bytes,
+        *,
+        same_clock: bool,
+        pid: int = 0,
+        shared: Bytes | None = None,
+    ) -> bool:
         """Take a chunk into the pages; return False if it is of no use any more.
 
         Args:
@@ -145,6 +153,7 @@ class FetchRoom:
             slab: where it lies, or where it says what to read.
             same_clock: whether the sender's monotonic clock is ours.
             pid: the sender's process, if it is on this host.
+            shared: where its payload is if that is in shared memory.
 
         Raises:
             OSError: the chunk cannot be read out of the sender's memory.
@@ -163,14 +172,11 @@ class FetchRoom:
                 places = self._places_of(header, slab, pages)
                 if not self._pull(header, slab, places, pid):
                     return self._state in FINAL
-            if not self._is_intact(header, slab, places):
+            payload = slab[HEADER_BYTES:] if shared is None else shared
+            if not self._is_intact(header, slab, places, shared):
                 return True
             if places is None:
-                began = time.monotonic()
-                used = HEADER_BYTES + self._store.scatter_pages(pages, slab[HEADER_BYTES:])
-                if header.row_bytes:
-                    self._store.scatter_row(self._row, slab[used:])
-                self._tally.copy_s += time.monotonic() - began
+                self._scatter(header, pages, payload)
             self._state = RoomState.MOVING
             # What is scattered had arrived before; what is read arrives by being read.
             self._note(
@@ -181,6 +187,13 @@ class FetchRoom:
             if header.last:
                 self._finish()
             return True
+
+    def _scatter(self, header: ChunkHeader, pages: Pages, payload: Bytes) -> None:
+        began = time.monotonic()
+        used = self._store.scatter_pages(pages, payload)
+        if header.row_bytes:
+            self._store.scatter_row(self._row, payload[used:])
+        self._tally.copy_s += time.monotonic() - began
 
     def _places_of(self, header: ChunkHeader, slab: Bytes, pages: Pages) -> Table | None:
         """Return where a chunk is to be read to; None if into its slab, behind the header."""
@@ -215,8 +228,14 @@ class FetchRoom:
         self._forsaken = lease != self.room
         return not self._forsaken
 
-    def _is_intact(self, header: ChunkHeader, slab: Bytes, places: Table | None) -> bool:
-        digest = digest_of_runs(places) if header.checked and places is not None else None
+    def _is_intact(
+        self, header: ChunkHeader, slab: Bytes, places: Table | None, shared: Bytes | None
+    ) -> bool:
+        digest = None
+        if header.checked and places is not None:
+            digest = digest_of_runs(places)
+        elif header.checked and shared is not None:
+            digest = digest_of(shared[: header.payload])
         if is_intact(header, slab, digest):
             return True
         detail = f"chunk {header.sequence} is not what was sent"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
-from libs.transfer.checksum import digest_of_runs, is_checked
+from libs.transfer.checksum import digest_of, digest_of_runs, is_checked
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.reach import ENTRY, LONG, Lease, Table, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
@@ -47,7 +47,9 @@ class Filled:
     """Bytes of pages and rows."""
     last: bool
     uses_slab: bool
-    """Whether the slab must stay as it is until decode has taken the chunk."""
+    """Whether the slab must stay as it is until the chunk has left, or decode has taken it."""
+    leased: bool
+    """Whether it has left only when decode has taken it."""
 
 
 class OfferRoom:
@@ -183,10 +185,11 @@ class OfferRoom:
         """Whether something can be sent now."""
         return self._want is not None and self._state not in FINAL and self._backlog()
 
-    def fill(self, slab: Bytes) -> Filled | None:
+    def fill(self, slab: Bytes, *, shared: bool = False) -> Filled | None:
         """Make the next chunk.
 
-        Its payload is gathered into `slab`; on the cma lane only where it is in small pieces.
+        Its payload is gathered into `slab`; on the cma lane only where it is in small pieces. Of a
+        slab that decode shares only the payload is there.
 
         None means that there is nothing to send, or that the room has failed meanwhile.
         """
@@ -199,9 +202,15 @@ class OfferRoom:
             if fault:
                 self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, fault))
                 return None
-            header, message, uses_slab = self._make(want, slab, began)
+            header, message, uses_slab = self._make(want, slab, began, shared=shared)
             self._note(header, began)
-            return Filled(message, header.payload, last=header.last, uses_slab=uses_slab)
+            return Filled(
+                message,
+                header.payload,
+                last=header.last,
+                uses_slab=uses_slab,
+                leased=header.entries > 0,
+            )
 
     def sent(self, *, last: bool) -> None:
         """Note that a chunk has left the slab."""
@@ -241,8 +250,10 @@ class OfferRoom:
             return "decode asked for a row, none was pushed"
         return None
 
-    def _make(self, want: Want, slab: Bytes, began: float) -> tuple[ChunkHeader, Bytes, bool]:
-        """Return header and message of the next chunk, and whether decode needs the slab for it."""
+    def _make(
+        self, want: Want, slab: Bytes, began: float, *, shared: bool
+    ) -> tuple[ChunkHeader, Bytes, bool]:
+        """Return header and message of the next chunk, and whether the slab is needed for it."""
         store = self._store
         room_for = (len(slab) - HEADER_BYTES - SEAL_BYTES - store.row_bytes) // store.page_bytes
         if self._lease is not None:
@@ -252,10 +263,14 @@ class OfferRoom:
                 header = self._header(pages, row, last=last, entries=1 + len(runs))
                 return header, _point(header, self._lease, runs), False
         pages, last, row = self._next(want, room_for)
-        used = store.gather_pages(pages, slab[HEADER_BYTES:])
+        payload = slab if shared else slab[HEADER_BYTES:]
+        used = store.gather_pages(pages, payload)
         if row is not None:
-            used += store.gather_row(row, slab[HEADER_BYTES + used :])
+            used += store.gather_row(row, payload[used:])
         self._tally.copy_s += time.monotonic() - began
+        if shared:
+            header = self._header(pages, row, last=last, shared=True)
+            return header, _announce(header, slab[:used]), False
         if self._lease is None:
             header = self._header(pages, row, last=last)
             return header, slab[: seal_chunk(header, slab)], True
@@ -271,7 +286,7 @@ class OfferRoom:
         return pages, last, self._row if last and want.row else None
 
     def _header(
-        self, pages: Pages, row: int | None, *, last: bool, entries: int = 0
+        self, pages: Pages, row: int | None, *, last: bool, entries: int = 0, shared: bool = False
     ) -> ChunkHeader:
         """Return the header of the next chunk, which is then behind us."""
         now = time.monotonic_ns()
@@ -288,6 +303,7 @@ class OfferRoom:
             sent_ns=now,
             checked=is_checked(self.room, self._tally.chunks, self._every(entries)),
             entries=entries,
+            shared=shared,
         )
         self._cursor, self._flushed = self._cursor + len(pages), last
         return header
@@ -328,6 +344,13 @@ class OfferRoom:
     def _let_go(self) -> None:
         if self._lease is not None:
             self._lease.end()
+
+
+def _announce(header: ChunkHeader, payload: Bytes) -> Bytes:
+    """Return a chunk whose payload is in the shared slab."""
+    message = np.empty(HEADER_BYTES + SEAL_BYTES, np.uint8)
+    seal_chunk(header, message, digest_of(payload) if header.checked else None)
+    return message
 
 
 def _point(header: ChunkHeader, lease: Lease, runs: Table) -> Bytes:

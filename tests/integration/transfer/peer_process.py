@@ -25,7 +25,8 @@ import numpy as np
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, RoomState
 from libs.transfer.plane import UcxPlane
-from libs.transfer.ucx import LaneContext, Port
+from libs.transfer.rooms import Filled, OfferRoom
+from libs.transfer.ucx import LaneContext
 from libs.transfer.wire import (
     CONTROL_MAX,
     CONTROL_TAG,
@@ -34,7 +35,6 @@ from libs.transfer.wire import (
     Credit,
     Hello,
     WireLayout,
-    data_tag,
     pack,
 )
 from proto.errors import PdbusError
@@ -181,14 +181,15 @@ class Process:
     def corrupt(self, chunks: list[int]) -> None:
         """From now on change a bit in some of the chunks that leave, counted from here."""
         count = itertools.count()
-        send = Port.send
+        fill = OfferRoom.fill
 
-        def noisy(port: Port, line: Any, data: Any, tag: int) -> Any:
-            if tag >> 56 == data_tag(0) >> 56 and next(count) in chunks:
-                data[HEADER_BYTES + 5] ^= 1
-            return send(port, line, data, tag)
+        def noisy(offer: OfferRoom, slab: Any, *, shared: bool = False) -> Filled | None:
+            filled = fill(offer, slab, shared=shared)
+            if filled is not None and next(count) in chunks:
+                (slab if shared else filled.message[HEADER_BYTES:])[5] ^= 1
+            return filled
 
-        Port.send = noisy
+        OfferRoom.fill = noisy
 
     def stats(self) -> dict[str, Any]:
         """Return the counters."""
