@@ -93,7 +93,7 @@ def _hold(number: int, count: int, slab_bytes: int) -> list[Bytes]:
     memory = (ctypes.c_ubyte * (count * stride)).from_address(address)
     # Arrays keep the memory; the last one that goes lets go of it.
     weakref.finalize(memory, _libc.shmdt, address).atexit = False
-    whole = np.frombuffer(memory, np.uint8)
+    whole = np.frombuffer(memoryview(memory), np.uint8)
     return [whole[at : at + slab_bytes] for at in range(0, count * stride, stride)]
 
 

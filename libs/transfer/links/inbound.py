@@ -111,8 +111,7 @@ class Inbound:
         """Why the cma lane cannot be had with this peer; the link is over then."""
         self._pid = 0
         self.since = time.monotonic()
-        self._stats = stats
-        self._moved = moved
+        self._stats, self._moved = stats, moved
         self._same_host = same_host
         self._loop = loop
         self._slab_bytes = slab_bytes
@@ -130,9 +129,7 @@ class Inbound:
         self._owed: list[int] = []
         self.prober = Prober(self._port, self.lane, carrier_of(self.lane), self._say)
         self._segment = _share(self.lane, slots, slab_bytes) if same_host else None
-        self._greeting = hello(
-            self._port.address, None if self._segment is None else self._segment.number
-        )
+        self._greeting = hello(self._port.address, self._segment and self._segment.number)
         self._door: Line | None = None
         try:
             self._door = self._port.connect(source.workers[self.lane], self._lost)

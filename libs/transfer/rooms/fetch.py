@@ -69,7 +69,7 @@ class FetchRoom:
         self._forsaken = False
         """Whether the sender's pages were given up while they were read."""
         self._runs: Table | None = None
-        """Where all pages and the row are, if that was looked up ahead and they are in long runs."""
+        """Where all pages and the row are, if that was looked up ahead and is worth knowing."""
         self._looked = False
         now = time.monotonic()
         self._tally = Tally(asked=now, tokens=tokens)
@@ -203,7 +203,7 @@ class FetchRoom:
         return self._places(pages, row, len(slab) - HEADER_BYTES)
 
     def _places(self, pages: Pages, row: int | None, slab_bytes: int) -> Table | None:
-        """Return where pages and a row are, unless they are many pieces that a slab has room for."""
+        """Return where pages and a row are; None if many pieces that fit into a slab."""
         size = len(pages) * self._store.page_bytes + (0 if row is None else self._store.row_bytes)
         runs = self._store.run_count(pages, row)
         small = runs > MOST_PIECES and size < LEAST_PIECE * runs and size <= slab_bytes

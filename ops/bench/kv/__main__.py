@@ -20,7 +20,7 @@ from pathlib import Path
 from libs.transfer.ucx.lanes import lane_options
 from ops.bench.kv.contest import Contestant, Score, Unavailable
 from ops.bench.kv.extras import measure_idle, measure_overlap, measure_parted
-from ops.bench.kv.floor import Memcpy, Perftest, Read, Tcp
+from ops.bench.kv.floor import Copies, Memcpy, Perftest, Pieces, Read, Tcp
 from ops.bench.kv.hops import Hops
 from ops.bench.kv.ours import Ours
 from ops.bench.kv.peers import KINDS, Peer, install
@@ -83,6 +83,8 @@ def _contest(some: Sequence[Cell], rounds: int, board: Board, *, ours_only: bool
         "pdbus cma x4": lambda: Ours(Lane.CMA, largest, 4),
         "memcpy": Memcpy,
         "process_vm_readv": Read,
+        Pieces.name: Pieces,
+        Copies.name: Copies,
         Hops.name: Hops,
         "ucx_perftest sysv": lambda: Perftest("ucx_perftest sysv", ("-e",), _RAW),
     }

@@ -1,7 +1,7 @@
 """What the machine can do: one copy in one process, one out of another, a plain socket.
 
-Each moves one run of bytes; nobody asks and nobody is told. `python -m ops.bench.kv.floor --fd N`
-is the other process.
+Most move one run of bytes, two the pieces that a cell has; nobody asks and nobody is told.
+`python -m ops.bench.kv.floor --fd N` is the other process.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libs.transfer.reach import pull, table_of
+from libs.transfer.api import KvLayout, PagePool
+from libs.transfer.pages import Pages, PageStore
+from libs.transfer.reach import ENTRY, Table, pull, table_of
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of
-from ops.bench.kv.shapes import Cell, memory
+from ops.bench.kv.shapes import Cell, memory, places
 
-__all__ = ["Memcpy", "Perftest", "Read", "Tcp", "main"]
+__all__ = ["Copies", "Memcpy", "Perftest", "Pieces", "Read", "Tcp", "main"]
 
 _BUFFER = 4 << 20
+_CHUNK = 4 << 20
 _RATE = re.compile(r"^Final:\s+\d+\s+\S+\s+\S+\s+\S+\s+(\S+)", re.MULTILINE)
 
 
@@ -78,6 +81,86 @@ class Read:
     def close(self) -> None:
         """End the other process."""
         self._other.close()
+
+
+class Pieces:
+    """`process_vm_readv` of a cell's own pieces, which lie on both sides as a plane's do."""
+
+    name = "readv of pieces"
+
+    def __init__(self) -> None:
+        self._other = Partner(("ops.bench.kv.floor",))
+
+    def prepare(self, cell: Cell) -> None:
+        """Make pools on both sides and say where the pieces are."""
+        size = 2 * cell.pages * cell.page_bytes
+        there: list[int] = self._other(do="pools", count=cell.layout.buffers, size=size)
+        self._pools = [memory(size) for _ in range(cell.layout.buffers)]
+        here = [pool.ctypes.data for pool in self._pools]
+        self._tables = tuple(
+            _runs(bases, places(cell, seed), cell.page_bytes)
+            for seed, bases in enumerate((there, here))
+        )
+
+    def run(self, cell: Cell, transfers: int) -> Round:
+        """Read."""
+        used, began = time.process_time(), time.perf_counter()
+        for _ in range(transfers):
+            pull(self._other.pid, *self._tables)
+        seconds = time.perf_counter() - began
+        return Round(seconds, time.process_time() - used, cell.moved * transfers, transfers)
+
+    def close(self) -> None:
+        """End the other process."""
+        self._other.close()
+
+
+class Copies:
+    """A cell's pieces gathered into slabs, and scattered: two passes by two processes at once.
+
+    The time is that of the slower pass, the CPU time that of both.
+    """
+
+    name = "gather, scatter"
+
+    def prepare(self, cell: Cell) -> None:
+        """Make pages and a slab."""
+        layout = KvLayout((cell.page_bytes,) * cell.layout.buffers, (), cell.page_tokens, "")
+        size = 2 * cell.pages * cell.page_bytes
+        pools = [memory(size).reshape(-1, cell.page_bytes) for _ in layout.page_bytes]
+        self._store = PageStore(layout, PagePool(pools), PagePool(()))
+        self._slab = memory(max(_CHUNK, self._store.page_bytes))
+
+    def run(self, cell: Cell, transfers: int) -> Round:
+        """Copy out, then copy in, chunk by chunk."""
+        used = time.process_time()
+        passes = [
+            self._pass(copy, places(cell, seed), transfers)
+            for seed, copy in enumerate((self._store.gather_pages, self._store.scatter_pages))
+        ]
+        used = time.process_time() - used
+        return Round(max(passes), used, cell.moved * transfers, transfers)
+
+    def _pass(self, copy: Callable[..., int], pages: Pages, times: int) -> float:
+        step = len(self._slab) // self._store.page_bytes
+        began = time.perf_counter()
+        for _ in range(times):
+            for at in range(0, len(pages), step):
+                copy(pages[at : at + step], self._slab)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _runs(bases: Sequence[int], pages: Pages, page_bytes: int) -> Table:
+    """Return where the runs of neighbouring pages are in each pool."""
+    edges = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
+    counts = np.diff(edges, append=len(pages))
+    table = np.empty((len(bases), len(edges)), ENTRY)
+    table["at"] = np.array(bases, np.int64)[:, None] + pages[edges] * page_bytes
+    table["length"] = counts * page_bytes
+    return table.reshape(-1)
 
 
 class Tcp:
@@ -186,6 +269,7 @@ class _Other:
 
     def __init__(self) -> None:
         self._memory = np.zeros(0, np.uint8)
+        self._pools = [self._memory]
         self._peer: socket.socket | None = None
 
     def obey(self, order: dict[str, Any]) -> Any:
@@ -194,6 +278,9 @@ class _Other:
             case "memory":
                 self._memory = memory(order["size"])
                 return self._memory.ctypes.data
+            case "pools":
+                self._pools = [memory(order["size"]) for _ in range(order["count"])]
+                return [pool.ctypes.data for pool in self._pools]
             case "listen":
                 listener = socket.create_server((order["host"], 0))
                 threading.Thread(target=self._accept, args=(listener,), daemon=True).start()

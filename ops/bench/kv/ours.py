@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import msgspec
 
 from libs.transfer.api import Fetch, RoomState
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of, waited_of
+from ops.bench.kv.profile.tape import Note
 from ops.bench.kv.serve import Memory
 from ops.bench.kv.shapes import Cell, places
 from proto.errors import PdbusError
@@ -117,6 +119,20 @@ class Ours:
         if fetch.report is None or fetch.state is RoomState.FAILED:
             raise Unavailable(f"a room failed: {fetch.failure}")
         return fetch.report.total_s, max(0.0, began + fetch.report.total_s - ready)
+
+    def wind(self) -> None:
+        """Have both processes note what their planes do."""
+        self._memory.tape.wind()
+        self.prefill(do="wind")
+
+    def noted(self, cell: Cell, pause_s: float) -> tuple[float, list[Note], list[Note]]:
+        """Move once and wait; return the seconds, and decode's and prefill's notes meanwhile."""
+        self._memory.tape.cut()
+        self.prefill(do="notes")
+        seconds = self.run(cell, 1).seconds
+        time.sleep(pause_s)
+        notes: list[list[Any]] = self.prefill(do="notes")
+        return seconds, self._memory.tape.cut(), [Note(*note) for note in notes]
 
     def _waited(self) -> float:
         return waited_of(self.prefill.pid) + waited_of(os.getpid())

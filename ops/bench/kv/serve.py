@@ -16,6 +16,7 @@ import numpy as np
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings
 from libs.transfer.plane import UcxPlane
+from ops.bench.kv.profile.tape import Tape
 from ops.bench.kv.shapes import LAYOUTS, Cell, memory, places
 from proto.ids import Room
 from proto.kv import Lane
@@ -49,6 +50,7 @@ class Memory:
         size = 2 * cell.pages * cell.page_bytes
         pages = [memory(size).reshape(-1, cell.page_bytes) for _ in range(buffers)]
         self.woken = threading.Event()
+        self.tape = Tape()
         self.plane = UcxPlane(
             layout,
             PagePool(pages),
@@ -86,6 +88,11 @@ def _obey(memory: Memory, order: dict[str, Any]) -> Any:
     match order.pop("do"):
         case "address":
             return base64.b64encode(msgspec.msgpack.encode(memory.plane.address)).decode()
+        case "wind":
+            memory.tape.wind()
+            return None
+        case "notes":
+            return memory.tape.cut()
         case "offer":
             pages = places(cell_of(order["cell"]))
             for room in range(order["first"], order["first"] + order["rooms"]):

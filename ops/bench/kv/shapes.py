@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,6 @@ __all__ = ["LAYOUTS", "Cell", "Layout", "cells", "memory", "places"]
 
 KIB, MIB = 1 << 10, 1 << 20
 _HUGE = 2 * MIB
-_LEAST = 8 * MIB
-"""From so much on numpy asks for huge pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,12 @@ def cells(*, full: bool) -> list[Cell]:
 def memory(size: int) -> npt.NDArray[np.uint8]:
     """Return touched memory in huge pages where the system has them: all are measured with it.
 
-    The kernel reads another process' memory twice as fast there. What is short, or does not begin
-    where such a page may, is in small ones.
+    The kernel reads another process' memory twice as fast there. It is a mapping of its own: an
+    allocator would also give memory back that is in small pages.
     """
-    given = np.empty(max(size, _LEAST) + _HUGE, np.uint8)
+    mapping = mmap.mmap(-1, -(-size // _HUGE) * _HUGE + _HUGE)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    given = np.frombuffer(mapping, np.uint8)
     begin = -given.ctypes.data % _HUGE
     aligned = given[begin : begin + size]
     aligned[:] = 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ops.bench.kv.contest import Score
-from ops.bench.kv.floor import Memcpy
+from ops.bench.kv.floor import Copies, Pieces
 from ops.bench.kv.hops import Hops
 from ops.bench.kv.shapes import Cell
 
@@ -27,15 +27,13 @@ class _Lane:
     name: str
     raw: str
     note: str
-    copies: int
-    """Copies of each byte, in all."""
-    in_turn: int
-    """Those of the process that makes more of them; it makes them one after the other."""
+    floors: tuple[str, ...]
+    """Ways to copy the very pieces with nothing around it; the fastest is the floor of a cell."""
 
 
 _LANES = (
-    _Lane("pdbus sysv", "ucx_perftest sysv", "the default on one host", copies=4, in_turn=2),
-    _Lane("pdbus cma", "process_vm_readv", "by request", copies=1, in_turn=1),
+    _Lane("pdbus sysv", "ucx_perftest sysv", "the default on one host", (Copies.name,)),
+    _Lane("pdbus cma", "process_vm_readv", "by request", (Pieces.name, Copies.name)),
 )
 
 
@@ -62,11 +60,12 @@ def verdict(ratio: float, goal: float, *, most: bool = False) -> str:
 def print_ratios(board: Board) -> None:
     """Print how pdbus stands beside NIXL and the lane itself, against the goals.
 
-    The least time of a transfer is that of the four wakeups of any ask and answer, and of the
-    copies that one process makes one after the other, each at the speed of memcpy in this run.
-    `at most` is the ratio to the raw lane, which nobody asks, if a transfer took just that.
+    The raw lane moves one run of bytes, and nobody asks for it. A lane's floor is what moves the
+    very pieces of a cell as the lane does. The least time of a transfer is that of the floor and of
+    the four wakeups of any ask and answer; `at most` is the ratio to the raw lane if it took that.
     """
-    print("\nleast: four wakeups, and copies in turn at the speed of memcpy, all in this run;")
+    print("\nfloor: the pieces of the cell, copied as the lane does and nothing else, in this run;")
+    print("  least: the floor and four wakeups;")
     print("  at most: the ratio to the raw lane if a transfer took no longer than that;")
     print("    above 1 where the raw lane, which polls, lost its cores to others")
     print("  no core: time that threads of both processes, added up, waited for a core")
@@ -90,6 +89,7 @@ def _words(lane: _Lane, some: list[Mapping[str, Score]], *, apart: bool) -> list
         ("x NIXL", _ratio(lane, some, _PEERS), 1.15),
         ("x NIXL asked", _ratio(lane, some, _ASKED), 1.15),
         (f"x {lane.raw}", _ratio(lane, some, (lane.raw,)), 0.7 if apart else 0.9),
+        ("x floor", _ratio(lane, some, lane.floors), 0.7 if apart else 0.9),
     ]
     words = [f"{word} {verdict(ratio, goal)}" for word, ratio, goal in found if ratio is not None]
     words += _limits(lane, some)
@@ -120,12 +120,14 @@ def _limits(lane: _Lane, some: list[Mapping[str, Score]]) -> list[str]:
     """Return what the least time leaves of the raw lane, and how far pdbus is from it."""
     found: list[tuple[float, float, float, float]] = []
     for scores in some:
-        names = (lane.name, lane.raw, Hops.name, Memcpy.name)
-        if any(name not in scores or not scores[name].rounds for name in names):
+        names = (lane.name, lane.raw, Hops.name)
+        there = {name: score for name, score in scores.items() if score.rounds}
+        floors = [there[name] for name in lane.floors if name in there]
+        if not floors or any(name not in there for name in names):
             continue
-        mine, raw, hops, copy = (scores[name] for name in names)
-        least = hops.microseconds + lane.in_turn * copy.microseconds
-        copying = lane.copies * copy.cpu_per_gb
+        mine, raw, hops = (there[name] for name in names)
+        floor = min(floors, key=lambda score: score.microseconds)
+        least, copying = hops.microseconds + floor.microseconds, floor.cpu_per_gb
         found.append(
             (
                 raw.microseconds / least,

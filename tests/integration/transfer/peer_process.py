@@ -183,8 +183,8 @@ class Process:
         count = itertools.count()
         fill = OfferRoom.fill
 
-        def noisy(offer: OfferRoom, slab: Any, *, shared: bool = False) -> Filled | None:
-            filled = fill(offer, slab, shared=shared)
+        def noisy(self: OfferRoom, slab: Any, *, shared: bool = False) -> Filled | None:
+            filled = fill(self, slab, shared=shared)
             if filled is not None and next(count) in chunks:
                 (slab if shared else filled.message[HEADER_BYTES:])[5] ^= 1
             return filled

@@ -1,7 +1,7 @@
-"""What a plane's threads do when: a note of each step, in a process that is being measured.
+"""What a plane's thread does when: a note of each step, in a process that is being measured.
 
 Steps are wrapped where their classes and modules keep them, so that nothing of it is in the code
-that is measured. Writing a note takes about half a microsecond.
+that is measured. A note costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -12,48 +12,61 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["STEPS", "Note", "Tape"]
-
-Note = tuple[str, int, int, int]
-"""A step, when it began and ended (nanoseconds of the monotonic clock), and how many of them its
-thread was ready to run and had no core; -1 where nobody looked."""
+__all__ = ["COPY", "DIGEST", "SLEEP", "STEPS", "UCX", "Note", "Tape"]
 
 SLEEP, COPY, DIGEST, UCX = "sleep", "copy", "digest", "ucx"
 
+_FETCH, _OFFER = "libs.transfer.rooms.fetch", "libs.transfer.rooms.offer"
+_STORE = "libs.transfer.pages:PageStore"
+_PORT = "libs.transfer.ucx.port:Port"
+
 STEPS = {
+    "libs.transfer.plane:UcxPlane.fetch": "fetch",
+    "libs.transfer.plane:UcxPlane._settle": "tell of what is over",
     "libs.transfer.ucx.loop:Loop._sleep": SLEEP,
     "libs.transfer.ucx.loop:Loop.drain": "commands",
-    "libs.transfer.ucx.port:Port.progress": f"{UCX} progress",
-    "libs.transfer.ucx.port:Port.arm": f"{UCX} arm",
-    "libs.transfer.ucx.port:Port.send": f"{UCX} send",
-    "libs.transfer.ucx.port:Port.receive": f"{UCX} receive",
+    f"{_PORT}.progress": f"{UCX} progress",
+    f"{_PORT}.arm": f"{UCX} arm",
+    f"{_PORT}.send": f"{UCX} send",
+    f"{_PORT}.receive": f"{UCX} receive",
     "libs.transfer.links.inbound:Inbound.ask": "ask",
     "libs.transfer.links.inbound:Inbound._take": "take a chunk",
     "libs.transfer.links.outbound:Outbound._hear": "hear",
-    "libs.transfer.rooms.fetch:FetchRoom.look_ahead": "look ahead",
-    "libs.transfer.rooms.fetch:FetchRoom.accept": "accept",
-    "libs.transfer.rooms.fetch:pull": f"{COPY} by the kernel",
-    "libs.transfer.rooms.fetch:peek": "look at the lease",
-    "libs.transfer.rooms.fetch:digest_of_runs": DIGEST,
-    "libs.transfer.rooms.offer:OfferRoom.fill": "make a chunk",
-    "libs.transfer.rooms.offer:digest_of_runs": DIGEST,
-    "libs.transfer.pages:PageStore.runs": "where pages are",
-    "libs.transfer.pages:PageStore.gather_pages": f"{COPY} out of pages",
-    "libs.transfer.pages:PageStore.scatter_pages": f"{COPY} into pages",
+    f"{_FETCH}:FetchRoom.look_ahead": "look ahead",
+    f"{_FETCH}:FetchRoom.accept": "accept",
+    f"{_FETCH}:pull_leased": f"{COPY} by the kernel",
+    f"{_FETCH}:digest_of": DIGEST,
+    f"{_FETCH}:digest_of_runs": DIGEST,
+    f"{_OFFER}:OfferRoom.fill": "make a chunk",
+    f"{_OFFER}:digest_of": DIGEST,
+    f"{_OFFER}:digest_of_runs": DIGEST,
     "libs.transfer.wire:digest_of": DIGEST,
-    "libs.transfer.plane:UcxPlane._settle": "settle",
+    f"{_STORE}.runs": "look where pages are",
+    f"{_STORE}.gather_pages": f"{COPY} out of pages",
+    f"{_STORE}.scatter_pages": f"{COPY} into pages",
 }
 """Where each step is, and its name; the first word of some says what kind of work it is."""
+
+
+class Note(NamedTuple):
+    """One step."""
+
+    step: str
+    began: int
+    """Nanoseconds of the monotonic clock, which all processes of a host share."""
+    ended: int
+    waited: int
+    """Nanoseconds that the thread was ready to run and had no core; only sleeps are asked."""
 
 
 class Tape:
     """The notes of one process."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self._delays = threading.local()
+        self._notes: list[Note] = []
+        self._looks = threading.local()
 
     def wind(self) -> None:
         """Begin to note."""
@@ -63,11 +76,17 @@ class Tape:
             *outer, name = path.split(".")
             for part in outer:
                 owner = getattr(owner, part)
-            setattr(owner, name, self.noted(getattr(owner, name), step))
+            setattr(owner, name, self._noted(getattr(owner, name), step))
 
-    def noted(self, function: Callable[..., Any], step: str) -> Callable[..., Any]:
+    def cut(self) -> list[Note]:
+        """Return the notes since the last cut."""
+        notes = self._notes.copy()
+        self._notes.clear()
+        return notes
+
+    def _noted(self, function: Callable[..., Any], step: str) -> Callable[..., Any]:
         """Return a function that leaves a note of each call."""
-        notes, clock, looks = self.notes, time.monotonic_ns, step == SLEEP
+        add, clock, looks = self._notes.append, time.monotonic_ns, step == SLEEP
 
         @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -77,14 +96,14 @@ class Tape:
                 return function(*arguments, **named)
             finally:
                 ended = clock()
-                notes.append((step, began, ended, self._waited() - waited if looks else -1))
+                add(Note(step, began, ended, self._waited() - waited if looks else 0))
 
         return call
 
     def _waited(self) -> int:
         """Return the nanoseconds that this thread was ready to run and had no core."""
-        fd: int | None = getattr(self._delays, "fd", None)
+        fd: int | None = getattr(self._looks, "fd", None)
         if fd is None:
             path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-            fd = self._delays.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._looks.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return int(os.pread(fd, 64, 0).split()[1])

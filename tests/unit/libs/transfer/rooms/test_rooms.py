@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from libs.transfer.api import KvLayout, PagePool, RoomState
 from libs.transfer.pages import PageStore
 from libs.transfer.rooms import FetchRoom, OfferRoom
+from libs.transfer.rooms import fetch as fetches
 from libs.transfer.rooms import offer as offers
 from libs.transfer.wire import HEADER_BYTES, SEAL_BYTES, unseal_chunk
 from proto.errors import ErrorCode
@@ -61,13 +62,21 @@ def slab_for(pages: int) -> np.ndarray:
     return np.zeros(HEADER_BYTES + pages * PAGE + ROW + SEAL_BYTES, np.uint8)
 
 
-def run(offer: OfferRoom, fetch: FetchRoom, slab: np.ndarray) -> int:
+def run(offer: OfferRoom, fetch: FetchRoom, slab: np.ndarray, *, shared: bool = False) -> int:
     """Move chunks until there is none; return how many."""
     chunks = 0
-    while (filled := offer.fill(slab)) is not None:
+    while (filled := offer.fill(slab, shared=shared)) is not None:
         chunks += 1
         header = unseal_chunk(filled.message)
-        assert fetch.accept(header, filled.message, same_clock=True, pid=os.getpid())
+        own = np.zeros_like(slab)
+        own[: len(filled.message)] = filled.message
+        assert fetch.accept(
+            header,
+            own,
+            same_clock=True,
+            pid=os.getpid(),
+            shared=slab if header.shared else None,
+        )
         offer.sent(last=filled.last)
     return chunks
 
@@ -88,6 +97,8 @@ def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0, lane: L
     st.integers(1, 9),
     st.lists(st.integers(0, PAGES), max_size=4),
     st.sampled_from([(Lane.SYSV, 0), (Lane.CMA, 0), (Lane.CMA, 1 << 30)]),
+    st.booleans(),
+    st.sampled_from([0, 1 << 30]),
 )
 def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     source: list[int],
@@ -97,6 +108,8 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     per_slab: int,
     cuts: list[int],
     way: tuple[Lane, int],
+    shared: bool,
+    piece: int,
 ) -> None:
     """However pages are scattered, pushed and cut into chunks, the wanted ones arrive in place."""
     prefill, decode = Side(1), Side(2)
@@ -105,17 +118,19 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     lane, least = way
     offer, fetch = linked(prefill, decode, places, skip, lane)
     slab = slab_for(per_slab)
-    if lane is Lane.CMA:
-        fetch.look_ahead(len(slab))
     edges = sorted({0, count, *(min(cut, count) for cut in cuts)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offers, "LEAST_RUN", least)
         patch.setattr(offers, "MOST_SHORT", 0)
+        patch.setattr(fetches, "LEAST_PIECE", piece)
+        patch.setattr(fetches, "MOST_PIECES", 0)
+        if lane is Lane.CMA:
+            fetch.look_ahead(len(slab))
         for first, end in itertools.pairwise(edges):
             offer.push(pages[first:end], first_page=first, last=False)
-            run(offer, fetch, slab)
+            run(offer, fetch, slab, shared=shared)
         offer.push([], first_page=count, last=True, row=2)
-        run(offer, fetch, slab)
+        run(offer, fetch, slab, shared=shared)
     assert (offer.state, fetch.state) == (RoomState.DONE, RoomState.DONE)
     for there, here in zip(prefill.pages, decode.pages, strict=True):
         assert (there[pages[skip:]] == here[places]).all()
@@ -172,6 +187,52 @@ def test_chunks_that_are_read_in_place_are_checked_less_often(
         chunks = [offer.fill(slab_for(1)) for _ in range(16)]
         found.append(sum(unseal_chunk(chunk.message).checked for chunk in chunks if chunk))
     assert tuple(found) == shares
+
+
+def test_what_was_looked_up_before_the_ask_is_what_is_sent() -> None:
+    """A prompt that is ready before decode asks arrives whole, and so does one half of it."""
+    for skip in (0, 3):
+        prefill, decode = Side(1), Side(2)
+        offer, fetch = prefill.offer(), decode.fetch([9, 4, 5][: 6 - skip], skip)
+        pages = [7, 8, 2, 1, 5, 6][-3 - skip :]
+        offer.push(pages, first_page=0, last=True, row=2)
+        slab = slab_for(6)
+        offer.look_ahead(len(slab))
+        assert offer.match(fetch.want(), Lane.CMA)
+        assert run(offer, fetch, slab) == 1
+        assert fetch.state is RoomState.DONE
+        for there, here in zip(prefill.pages, decode.pages, strict=True):
+            assert (there[pages[skip:]] == here[[9, 4, 5]]).all()
+
+
+@pytest.mark.parametrize("lane", [Lane.SYSV, Lane.CMA])
+def test_a_bit_that_changes_in_shared_memory_is_found(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checked chunk in a slab that both share is compared before it touches a page."""
+    monkeypatch.setattr(offers, "MOST_SHORT", 0)
+    prefill, decode = Side(1), Side(2)
+    offer = OfferRoom(
+        prefill.store,
+        ROOM,
+        pushed=prefill.pushed.append,
+        aborted=prefill.aborted.append,
+        checksum_every=1,
+    )
+    fetch = decode.fetch([1, 2])
+    assert offer.match(fetch.want(), lane)
+    offer.push([4, 5], first_page=0, last=True, row=0)
+    slab, before = slab_for(2), [buffer.copy() for buffer in decode.pages]
+    filled = offer.fill(slab, shared=True)
+    assert filled is not None
+    assert not filled.leased
+    slab[3] ^= 1
+    header = unseal_chunk(filled.message)
+    assert fetch.accept(header, filled.message, same_clock=True, shared=slab)
+    assert fetch.failure is not None
+    assert fetch.failure.code is ErrorCode.TRANSFER_CORRUPT
+    for old, new in zip(before, decode.pages, strict=True):
+        assert (old == new).all()
 
 
 def test_a_room_walks_through_its_states() -> None:

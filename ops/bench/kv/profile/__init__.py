@@ -1,0 +1,1 @@
+"""Where the time of one transfer goes, in both processes."""

@@ -1,0 +1,36 @@
+"""The floors move the very pieces of a cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from libs.transfer.api import KvLayout, PagePool
+from libs.transfer.pages import PageStore
+from ops.bench.kv.floor import Copies, Pieces, _runs
+from ops.bench.kv.shapes import LAYOUTS, Cell, places
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_pieces_lie_where_a_plane_would_look(apart: bool) -> None:
+    """The table of a floor is the one that a plane makes of the same pages."""
+    cell = Cell(LAYOUTS["smollm2"], 1, 1 << 18, apart)
+    pools = [np.zeros((2 * cell.pages, cell.page_bytes), np.uint8) for _ in range(60)]
+    layout = KvLayout((cell.page_bytes,) * 60, (), 1, "")
+    pages = places(cell, seed=1)
+    wanted = PageStore(layout, PagePool(pools), PagePool(())).runs(pages, None)
+    found = _runs([pool.ctypes.data for pool in pools], pages, cell.page_bytes)
+    assert found.tolist() == wanted.tolist()
+    assert len(found) == cell.pieces
+
+
+@pytest.mark.parametrize("floor", [Pieces, Copies])
+def test_a_floor_moves_a_cell(floor: type[Pieces | Copies]) -> None:
+    """Each reports the bytes that it has moved."""
+    cell = Cell(LAYOUTS["smollm2"], 1, 1 << 18, apart=True)
+    contestant = floor()
+    try:
+        contestant.prepare(cell)
+        assert contestant.run(cell, 2).moved == 2 * cell.moved
+    finally:
+        contestant.close()
