@@ -65,9 +65,8 @@ def test_reports_are_true_on_both_sides(pair, room: int) -> None:
         assert [report["lane"]] == list(peer("stats")["by_lane"])
         assert 0 < report["wire_s"] <= report["total_s"]
         assert report["queue_s"] + report["wire_s"] <= report["total_s"] + 0.001
-        # On the cma lane decode's pages are filled by the wire itself.
-        assert (report["copy_s"] > 0) is (side == "offer" or report["lane"] != "cma")
-        assert report["copy_s"] < report["total_s"]
+        # Pages as small as these are gathered and scattered on every lane.
+        assert 0 < report["copy_s"] < report["total_s"]
         assert peer("reported", room=room) == [report]
 
 

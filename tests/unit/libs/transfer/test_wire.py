@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from libs.transfer.wire import (
     Welcome,
     WireLayout,
     data_tag,
+    is_intact,
     pack,
     seal_chunk,
     unpack,
@@ -147,6 +150,31 @@ def test_a_chunk_without_its_end_is_no_chunk() -> None:
         damaged[whole - cut : whole] = 0x55
         with pytest.raises(ProtocolError):
             unseal_chunk(damaged)
+
+
+def test_a_chunk_whose_payload_is_elsewhere_is_short() -> None:
+    """What is in shared memory does not travel; a chunk that says two places is none."""
+    slab = np.zeros(HEADER_BYTES + 64 + SEAL_BYTES, np.uint8)
+    header = ChunkHeader(
+        room=ROOM,
+        sequence=0,
+        first_page=0,
+        pages=1,
+        last=True,
+        row_bytes=0,
+        payload=1 << 30,
+        waited_us=0,
+        sent_ns=0,
+        checked=True,
+        shared=True,
+    )
+    assert seal_chunk(header, slab, digest=7) == HEADER_BYTES + SEAL_BYTES
+    assert unseal_chunk(slab) == header
+    assert is_intact(header, slab, 7)
+    assert not is_intact(header, slab, 8)
+    seal_chunk(replace(header, entries=2), slab, digest=7)
+    with pytest.raises(ProtocolError, match="two places"):
+        unseal_chunk(slab)
 
 
 def test_tags_of_slots_differ() -> None:
