@@ -97,7 +97,8 @@ def memory(size: int) -> npt.NDArray[np.uint8]:
     The kernel reads another process' memory twice as fast there. It is a mapping of its own: an
     allocator would also give memory back that is in small pages.
     """
-    mapping = mmap.mmap(-1, -(-size // _HUGE) * _HUGE + _HUGE)
+    length = -(-size // _HUGE) * _HUGE + _HUGE
+    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
     given = np.frombuffer(mapping, np.uint8)
     begin = -given.ctypes.data % _HUGE
