@@ -220,11 +220,12 @@ class HostedEngine:
             self._die(reason or "nobody listens to the engine host any more")
 
     def _take(self, message: FromHost) -> None:
+        if type(message) is JobTokens:
+            stream = self._streams.get(message.job)
+            if stream is not None:
+                stream.push(message)
+            return
         match message:
-            case JobTokens():
-                stream = self._streams.get(message.job)
-                if stream is not None:
-                    stream.push(message)
             case JobFinished() | JobFailed():
                 stream = self._streams.pop(message.job, None)
                 if stream is not None:

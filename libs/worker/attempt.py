@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import TokenChunk
+from proto.host import Job, JobFailed, JobFinished, JobTokens
 from proto.ids import Incarnation, JobId, Nonce, RequestId, job_id
 from proto.prefill import ReplyTo
 
-__all__ = ["MOST_LISTENERS", "Attempt", "AttemptTable", "subject_of"]
+__all__ = ["MOST_LISTENERS", "Attempt", "AttemptTable", "Work", "subject_of"]
 
 MOST_LISTENERS = 64
 """Gateways (or readers of one key) that may follow one attempt."""
@@ -44,7 +44,6 @@ class Attempt:
     log: list[Any] = field(default_factory=list[Any])
     """What was said on the token subject, for replay."""
     listeners: dict[Nonce, ReplyTo] = field(default_factory=dict[Nonce, ReplyTo])
-    task: asyncio.Task[Any] | None = None
 
     def __post_init__(self) -> None:
         self.listeners[self.reply.nonce] = self.reply
@@ -78,6 +77,27 @@ class Attempt:
         if reply.nonce not in self.listeners and len(self.listeners) >= MOST_LISTENERS:
             raise PdbusError(ErrorCode.SATURATED, f"{MOST_LISTENERS} follow this attempt already")
         self.listeners[reply.nonce] = reply
+
+
+class Work(Protocol):
+    """What a role makes of one attempt. Its functions are called where outputs arrive."""
+
+    @property
+    def job(self) -> Job:
+        """What the engine is to do."""
+        ...
+
+    def take(self, tokens: JobTokens) -> None:
+        """Take tokens, in order; the engine calls it with nothing in between."""
+        ...
+
+    def last(self, output: JobFinished | JobFailed) -> bool:
+        """Take the final output; return whether all is done, or `Worker.end` will be called."""
+        ...
+
+    def lost(self) -> None:
+        """Give up: the engine is dead."""
+        ...
 
 
 class AttemptTable(dict[tuple[RequestId, int], Attempt]):

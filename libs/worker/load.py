@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from libs.engine import Engine
+from libs.fleet.announcer import Presence
 from libs.telemetry import gauge, names
 from libs.worker.leases import LeaseTable
 from proto.host import EngineLoad, EngineReady
 from proto.workers import Role, WorkerLoad
 
-__all__ = ["expose", "load_of"]
+if TYPE_CHECKING:
+    from libs.worker.worker import Worker
+
+__all__ = ["expose", "load_of", "presence_of"]
 
 
 def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role) -> WorkerLoad:
@@ -25,6 +30,27 @@ def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role
         kv_total_tokens=ready.kv_total_tokens,
         kv_reserved_tokens=leases.tokens,
         engine_age_s=load.age_s,
+    )
+
+
+def presence_of(worker: Worker) -> Presence:
+    """Return what a worker announces of itself."""
+    ready, engine = worker.ready, worker.engine
+    busy = None
+    if ready is not None and engine is not None:
+        busy = load_of(ready, engine.load(), worker.leases, worker.role)
+    return Presence(
+        ref=worker.ref,
+        state=worker.state,
+        reason=worker.reason or worker.trouble(),
+        card=ready.card if ready else None,
+        address=ready.address if ready else None,
+        load=busy,
+        leases=worker.leases.refs(worker.clock.monotonic()),
+        pids=ready.pids if ready else (),
+        features=ready.features if ready else (),
+        kv_lanes=worker.kv_lanes,
+        pairs=worker.pairs.reports(),
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names
-from libs.worker.attempt import Attempt, subject_of
+from libs.worker.attempt import Attempt
 from proto import subjects
 from proto.base import Message
 from proto.errors import ErrorCode
 from proto.events import EventKind
 from proto.gateway import AttemptFailed, StreamBatch, StreamMessage
-from proto.ids import Incarnation
+from proto.ids import Incarnation, InstanceId, Nonce
 from proto.prefill import ReplyTo
 from proto.workers import Role
 
@@ -23,7 +25,7 @@ __all__ = ["Speaker"]
 _MOST_ITEMS = 256
 _PAUSE_S = 0.001
 
-Said = tuple[ReplyTo, StreamMessage]
+Said = tuple[Nonce, StreamMessage]
 
 
 class Speaker:
@@ -43,8 +45,10 @@ class Speaker:
         self._chronicle = chronicle
         self._role = role
         self._tasks = tasks
-        self._said: dict[Incarnation, list[Said]] = {}
+        self._said: dict[tuple[InstanceId, Incarnation], list[Said]] = {}
         """By the gateway that it is for."""
+        self._word = asyncio.Event()
+        """Something was said."""
         self._leaving = False
 
     def say(self, attempt: Attempt, message: StreamMessage) -> None:
@@ -54,42 +58,56 @@ class Speaker:
 
     def tell(self, reply: ReplyTo, message: StreamMessage) -> None:
         """Tell one who follows."""
-        said = self._said.get(reply.incarnation)
-        if said is None:
-            said = self._said[reply.incarnation] = []
-        said.append((reply, message))
+        gateway = (reply.gateway, reply.incarnation)
+        said = self._said.get(gateway)
+        if said is not None:
+            said.append((reply.nonce, message))
+            return
+        self._said[gateway] = [(reply.nonce, message)]
+        self._word.set()
         if not self._leaving:
             self._leaving = True
             self._tasks.spawn(self._leave(), name="speak")
 
+    @property
+    def silent(self) -> bool:
+        """Whether all that was said has left."""
+        return not self._said and not self._word.is_set()
+
     async def _leave(self) -> None:
         try:
-            while self._said:
+            while True:
+                await self._word.wait()
                 early_s = self._left_s + _PAUSE_S - self._clock.monotonic()
                 if early_s > 0:
                     await self._clock.sleep(early_s)
                 self._left_s = self._clock.monotonic()
                 said, self._said = self._said, {}
-                for part in said.values():
-                    await self._send(part)
+                for gateway, part in said.items():
+                    await self._send(*gateway, part)
+                if not self._said:
+                    self._word.clear()
         finally:
             self._leaving = False
 
-    async def _send(self, said: list[Said]) -> None:
+    async def _send(self, gateway: InstanceId, incarnation: Incarnation, said: list[Said]) -> None:
         """Send what goes to one gateway, in order."""
         if len(said) == 1:
-            await self._publish(subject_of(said[0][0]), said[0][1])
+            await self._send_each(gateway, incarnation, said)
             return
-        first = said[0][0]
-        subject = subjects.token_batches(first.gateway, first.incarnation)
+        subject = subjects.token_batches(gateway, incarnation)
         for start in range(0, len(said), _MOST_ITEMS):
             part = said[start : start + _MOST_ITEMS]
-            batch = StreamBatch(items=tuple((reply.nonce, message) for reply, message in part))
             try:
-                await self._publish(subject, batch)
+                await self._publish(subject, StreamBatch(items=tuple(part)))
             except TooLarge:
-                for reply, message in part:
-                    await self._publish(subject_of(reply), message)
+                await self._send_each(gateway, incarnation, part)
+
+    async def _send_each(
+        self, gateway: InstanceId, incarnation: Incarnation, said: list[Said]
+    ) -> None:
+        for nonce, message in said:
+            await self._publish(subjects.tokens(gateway, incarnation, nonce), message)
 
     async def _publish(self, subject: str, message: Message) -> None:
         try:

@@ -8,9 +8,9 @@ are served on subjects that carry its name, so a message to a dead engine never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any
 
 from libs.bus.api import Bus, Endpoint, Subscription
 from libs.bus.patience import until_up
@@ -21,30 +21,29 @@ from libs.fleet import Announcer
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import get_logger
-from libs.worker.attempt import Attempt, AttemptTable
+from libs.worker.attempt import Attempt, AttemptTable, Work
 from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
 from libs.worker.leases import LeaseTable
-from libs.worker.load import expose, load_of
+from libs.worker.load import expose, presence_of
 from libs.worker.pairs import PairWatch
 from libs.worker.speaker import Speaker
 from libs.worker.tombstones import Tombstones
+from libs.worker.upkeep import Upkeep, contained
 from proto import subjects
 from proto.control import Aborted, Cancel
 from proto.errors import ErrorCode, PdbusError
 from proto.events import FINISHED, EventKind
 from proto.gateway import StillHere
-from proto.host import EngineReady
+from proto.host import EngineReady, JobFailed, JobFinished
 from proto.ids import NOBODY, InstanceId, RequestId
 from proto.pairs import ANY_LANE, LanePolicy
 from proto.prefill import ReplyTo
-from proto.workers import LeaseSide, Role, WorkerLoad, WorkerRef, WorkerState
+from proto.workers import LeaseSide, Role, WorkerRef, WorkerState
 
 __all__ = ["Worker"]
 
-_BEAT_S = 1.0
-_RETAIN_S = 10.0
 _STOP_S = 3.0
 
 
@@ -96,13 +95,16 @@ class Worker:
         self._served: list[Subscription] = []
         self._cancels: Subscription | None = None
         self._gateways = GatewayWatch(bus=bus, clock=clock)
+        self.upkeep = Upkeep(
+            clock=clock, tasks=tasks, beat=self._beat, expire=self._expire, forget=self._forget
+        )
         self._stop = stop
         self.kv_lanes = kv_lanes
         self.pairs = PairWatch(
             bus=bus, clock=clock, tasks=tasks, policy=kv_lanes, changed=self.hurry
         )
         self.trouble: Callable[[], str] = self.pairs.trouble
-        self.leases = LeaseTable(self._ref.incarnation, self._side)
+        self.leases = LeaseTable(self.ref.incarnation, self._side)
         expose(lambda: self.engine, role)
 
     # Life
@@ -113,6 +115,7 @@ class Worker:
         await self._gateways.start()
         self.tasks.spawn(self._announcer.run(), name="announce")
         self.tasks.spawn(self._keeper.run(), name="keep engine")
+        self.tasks.spawn(self.upkeep.run(), name="upkeep")
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running work end within the grace, then abort it; end the engine."""
@@ -147,7 +150,8 @@ class Worker:
     @property
     def ref(self) -> WorkerRef:
         """The address of the current incarnation."""
-        return self._ref
+        incarnation = self.engine.incarnation if self.engine else NOBODY
+        return WorkerRef(role=self.role, instance=self.instance, incarnation=incarnation)
 
     def living_engine(self) -> Engine:
         """Return the current engine.
@@ -209,11 +213,11 @@ class Worker:
         rid: RequestId,
         number: int,
         reply: ReplyTo,
-        work: Callable[[Attempt], Coroutine[Any, Any, None]],
+        plan: Callable[[Attempt], Work],
         *,
         offset: int = 0,
-    ) -> Attempt:
-        """Run an attempt as a task; its lease ends when the work has ended."""
+    ) -> None:
+        """Run an attempt; its lease ends when the work has ended."""
         attempt = Attempt(
             rid,
             number,
@@ -224,8 +228,17 @@ class Worker:
             produced=offset,
         )
         self.attempts.add(attempt)
-        attempt.task = self.tasks.spawn(self._attend(attempt, work), name="attempt")
-        return attempt
+        self.upkeep.watch(attempt)
+        with contained("attempt"):
+            self._run(attempt, plan)
+            return
+        self.end(attempt)
+
+    def end(self, attempt: Attempt, why: str = "") -> None:
+        """End an attempt whose work is done: the engine holds nothing for it any more."""
+        attempt.over = True
+        self.end_lease(attempt.rid, attempt.number, why or attempt.aborted or FINISHED)
+        self.upkeep.release(attempt)
 
     async def abort(self, rid: RequestId, up_to: int, reason: str) -> Aborted:
         """Stop attempts of a request and refuse those that come later; harmless if unknown."""
@@ -242,11 +255,6 @@ class Worker:
         return Aborted(rid=rid, leases=tuple(x.ref(now) for x in self.leases.of(rid, up_to)))
 
     # The engine's life
-
-    @property
-    def _ref(self) -> WorkerRef:
-        incarnation = self.engine.incarnation if self.engine else NOBODY
-        return WorkerRef(role=self.role, instance=self.instance, incarnation=incarnation)
 
     def _on_loading(self, engine: Engine) -> None:
         self.engine = engine
@@ -294,26 +302,7 @@ class Worker:
             await subscription.close()
 
     def _describe(self) -> Presence:
-        ready = self.ready
-        return Presence(
-            ref=self.ref,
-            state=self.state,
-            reason=self.reason or self.trouble(),
-            card=ready.card if ready else None,
-            address=ready.address if ready else None,
-            load=self.load(),
-            leases=self.leases.refs(self.clock.monotonic()),
-            pids=ready.pids if ready else (),
-            features=ready.features if ready else (),
-            kv_lanes=self.kv_lanes,
-            pairs=self.pairs.reports(),
-        )
-
-    def load(self) -> WorkerLoad | None:
-        """Return how busy the worker is; leases count as soon as they are promised."""
-        if self.ready is None or self.engine is None:
-            return None
-        return load_of(self.ready, self.engine.load(), self.leases, self.role)
+        return presence_of(self)
 
     # Verbs and cancels
 
@@ -336,40 +325,51 @@ class Worker:
 
     # Running attempts
 
-    async def _attend(
-        self, attempt: Attempt, work: Callable[[Attempt], Coroutine[Any, Any, None]]
-    ) -> None:
-        beat = self.tasks.spawn(self._beat(attempt), name="beat")
-        why = FINISHED
+    def _run(self, attempt: Attempt, plan: Callable[[Attempt], Work]) -> None:
+        work = plan(attempt)
         try:
-            # An abort that came before the first step knew no job that it could have stopped.
-            if attempt.aborted is None:
-                await work(attempt)
-            why = attempt.aborted or FINISHED
+            outputs = self.living_engine().run(work.job)
         except EngineDead as error:
-            why = "engine gone"
+            self._give_up(attempt, work, error)
+            return
+        # What is told of the end belongs to the trace of the start.
+        run = copy_context().run
+        outputs.deliver(
+            work.take,
+            lambda output: run(self._last, attempt, work, output),
+            lambda error: run(self._give_up, attempt, work, error),
+        )
+
+    def _last(self, attempt: Attempt, work: Work, output: JobFinished | JobFailed) -> None:
+        done = True
+        with contained("attempt"):
+            done = work.last(output)
+        if done:
+            self.end(attempt)
+
+    def _give_up(self, attempt: Attempt, work: Work, error: EngineDead) -> None:
+        with contained("attempt"):
+            work.lost()
             self.speaker.fail(attempt, self._lost, str(error))
-        finally:
-            attempt.over = True
-            beat.cancel()
-            self.end_lease(attempt.rid, attempt.number, why)
-        self.tasks.spawn(self._retire(attempt), name="retire")
+        self.end(attempt, "engine gone")
 
-    async def _beat(self, attempt: Attempt) -> None:
-        while not attempt.quiet:
-            await self.clock.sleep(_BEAT_S)
-            orphaned = self._gateways.orphaned(attempt, self.clock.monotonic())
-            if orphaned and attempt.aborted is None:
-                reason = "no gateway follows any more"
-                self.speaker.fail(attempt, self._lost, reason)
-                await self.abort(attempt.rid, attempt.number, reason)
-            if not attempt.has_news(self.clock.unix_ms()):
-                here = StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced)
-                self.speaker.say(attempt, here)
+    def _beat(self, attempt: Attempt) -> None:
+        if attempt.quiet:
+            return
+        if attempt.aborted is None and self._gateways.orphaned(attempt, self.clock.monotonic()):
+            reason = "no gateway follows any more"
+            self.speaker.fail(attempt, self._lost, reason)
+            self.tasks.spawn(self.abort(attempt.rid, attempt.number, reason), name="orphan")
+        if not attempt.has_news(self.clock.unix_ms()):
+            here = StillHere(attempt=attempt.number, role=self.role, offset=attempt.produced)
+            self.speaker.say(attempt, here)
 
-    async def _retire(self, attempt: Attempt) -> None:
-        # A late copy of the start, or a replay, may still come for a while.
-        await self.clock.sleep(_RETAIN_S)
+    def _expire(self, rid: RequestId, attempt: int) -> None:
+        # A reservation whose start does not come dies by its owner's own clock.
+        if (rid, attempt) not in self.attempts:
+            self.end_lease(rid, attempt, "reservation expired")
+
+    def _forget(self, attempt: Attempt) -> None:
         self.tombstones.bury(attempt.rid, attempt.number, self.clock.monotonic())
         self.attempts.forget(attempt)
 

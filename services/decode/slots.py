@@ -19,7 +19,7 @@ class Slots:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    async def reserve(self, ask: Reserve) -> Reserved:
+    def reserve(self, ask: Reserve) -> Reserved:
         """Hold a slot; the same ask again gets the same answer.
 
         Raises:
@@ -32,7 +32,8 @@ class Slots:
                 # A copy that comes after the end: nobody would ever start, or free, what it holds.
                 raise PdbusError(ErrorCode.STALE_ATTEMPT, "the attempt has run here already")
             self._check_room(ask, ready)
-            worker.tasks.spawn(self._expire(ask), name="reservation")
+            for_s = max(0.0, (ask.not_after_ms - worker.clock.unix_ms()) / 1000)
+            worker.upkeep.hold(ask.rid, ask.attempt, for_s)
         lease = worker.leases.open(ask.rid, ask.attempt, ask.tokens, worker.clock.monotonic())
         worker.leases.crowded = False
         worker.note()
@@ -51,10 +52,3 @@ class Slots:
         if leases.tokens + ask.tokens > ready.kv_total_tokens:
             leases.crowded = True
             raise PdbusError(ErrorCode.SATURATED, "the KV room is promised to others")
-
-    async def _expire(self, ask: Reserve) -> None:
-        # A reservation whose start does not come dies by its owner's own clock.
-        worker = self._worker
-        await worker.clock.sleep(max(0.0, (ask.not_after_ms - worker.clock.unix_ms()) / 1000))
-        if (ask.rid, ask.attempt) not in worker.attempts:
-            worker.end_lease(ask.rid, ask.attempt, "reservation expired")

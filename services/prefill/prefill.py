@@ -12,9 +12,9 @@ from libs.telemetry import count, names, observe, traceparent
 from libs.worker import Attempt, Verb, Worker
 from proto.control import Started
 from proto.errors import ErrorCode, PdbusError
-from proto.events import FINISHED, EventKind
+from proto.events import EventKind
 from proto.gateway import StillHere
-from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind
+from proto.host import EngineReady, Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import InstanceId
 from proto.pairs import ANY_LANE, LanePolicy
 from proto.prefill import PrefillStart
@@ -67,7 +67,7 @@ class PrefillService:
         """Return whether work is accepted, and if not, why."""
         return self.worker.readiness()
 
-    async def _handle_start(self, start: PrefillStart) -> Started:
+    def _handle_start(self, start: PrefillStart) -> Started:
         worker = self.worker
         if (start.rid, start.attempt) in worker.attempts:
             return Started(rid=start.rid, attempt=start.attempt, duplicate=True)
@@ -77,15 +77,24 @@ class PrefillService:
         _check_fits(start, ready)
         tokens = len(start.input_ids) // 4
         worker.leases.open(start.rid, start.attempt, tokens, worker.clock.monotonic())
-        worker.begin(start.rid, start.attempt, start.reply, lambda a: self._run(a, start))
+        worker.begin(
+            start.rid, start.attempt, start.reply, lambda attempt: _Handing(worker, attempt, start)
+        )
         worker.note()
         return Started(rid=start.rid, attempt=start.attempt)
 
-    async def _run(self, attempt: Attempt, start: PrefillStart) -> None:
-        worker = self.worker
-        engine = worker.living_engine()
+
+class _Handing:
+    """What prefill makes of one attempt: it hands over KV and tells how that went.
+
+    Implements `libs.worker.Work`.
+    """
+
+    def __init__(self, worker: Worker, attempt: Attempt, start: PrefillStart) -> None:
+        self._worker = worker
+        self._attempt = attempt
         parent, state = traceparent()
-        job = Job(
+        self.job = Job(
             job=attempt.job,
             kind=JobKind.PREFILL,
             input_ids=start.input_ids,
@@ -96,27 +105,36 @@ class PrefillService:
             tracestate=state,
             cache_salt=start.cache_salt,
         )
-        async for output in engine.run(job):
-            if isinstance(output, JobFinished):
-                self._tell(attempt, output)
-                attempt.quiet = True
-                worker.end_lease(attempt.rid, attempt.number, FINISHED)
-                done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True, freed=True)
-                attempt.log.append(done)
-                worker.speaker.say(attempt, done)
-            elif isinstance(output, JobFailed):
-                attempt.quiet = True
-                worker.chronicle.cut(
-                    EventKind.STAGE_PREFILL,
-                    attempt.rid,
-                    attempt.number,
-                    attempt.started_ms,
-                    output.code,
-                )
-                worker.speaker.fail(attempt, output.code, output.detail)
 
-    def _tell(self, attempt: Attempt, done: JobFinished) -> None:
-        chronicle = self.worker.chronicle
+    def take(self, tokens: JobTokens) -> None:
+        """Take no notice: prefill says nothing."""
+
+    def last(self, output: JobFinished | JobFailed) -> bool:
+        """Tell how it went."""
+        worker, attempt = self._worker, self._attempt
+        attempt.quiet = True
+        if isinstance(output, JobFailed):
+            worker.chronicle.cut(
+                EventKind.STAGE_PREFILL,
+                attempt.rid,
+                attempt.number,
+                attempt.started_ms,
+                output.code,
+            )
+            worker.speaker.fail(attempt, output.code, output.detail)
+            return True
+        self._tell(output)
+        # It leaves after this turn of the loop: what it says of the lease is true then.
+        done = StillHere(attempt=attempt.number, role=Role.PREFILL, final=True, freed=True)
+        attempt.log.append(done)
+        worker.speaker.say(attempt, done)
+        return True
+
+    def lost(self) -> None:
+        """Nothing is left to be given up."""
+
+    def _tell(self, done: JobFinished) -> None:
+        chronicle, attempt = self._worker.chronicle, self._attempt
         count(names.PREFILL_TOKENS, done.prompt_tokens - done.cached_tokens)
         forward_ms = attempt.started_ms + done.queue_s * 1000
         computed_ms = forward_ms + done.forward_s * 1000

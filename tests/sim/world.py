@@ -31,7 +31,7 @@ __all__ = ["Outcome", "World", "run_seed"]
 
 _START_S = 1.0
 _REST_S = 40.0
-_RETIRE_S = 10.5
+_RETIRE_S = 11.5
 """Attempts are kept for ten seconds after their end."""
 _CLEAN_S = 30.0
 _GRAVES_S = 125.0

@@ -22,6 +22,7 @@ from libs.engine.script.plane import pools_of
 from libs.engine.script.settings import ScriptOptions
 from libs.engine.scripted import ScriptedEngine
 from libs.lifecycle.tasks import Tasks
+from libs.worker.load import presence_of
 from ops.cli.views.workers import notes
 from proto import subjects
 from proto.control import Started
@@ -270,6 +271,6 @@ async def test_prefill_refuses_what_was_placed_for_another_card(fleet: Fleet, fi
     assert raised.value.code is ErrorCode.VERSION_MISMATCH
     assert raised.value.detail == f"{service.worker.instance} differs in {field}"
     assert service.worker.attempts == {}
-    load = service.worker.load()
+    load = presence_of(service.worker).load
     assert load is not None
     assert load.kv_used_tokens == 0

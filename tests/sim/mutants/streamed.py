@@ -90,13 +90,13 @@ def _from_now_on(self: Any, offer: Any = None) -> Any:
 _handle_replay = DecodeService._handle_replay
 
 
-async def _without_the_end(self: Any, ask: Any) -> Any:
+def _without_the_end(self: Any, ask: Any) -> Any:
     attempt = self.worker.attempts.get((ask.rid, ask.attempt))
     if attempt is None:
-        return await _handle_replay(self, ask)
+        return _handle_replay(self, ask)
     whole, attempt.log = attempt.log, [m for m in attempt.log if not getattr(m, "finish", None)]
     try:
-        return await _handle_replay(self, ask)
+        return _handle_replay(self, ask)
     finally:
         attempt.log = whole
 

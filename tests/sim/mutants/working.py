@@ -12,7 +12,6 @@ from libs.worker.tombstones import Tombstones
 from proto.errors import ErrorCode
 from proto.workers import WorkerState
 from services.cleanup import CleanupService
-from services.decode.slots import Slots
 from services.prefill import PrefillService
 from tests.sim.mutants.plant import Mutant, mutant, nothing
 
@@ -21,9 +20,9 @@ __all__ = ["WORKING"]
 _prefill_start = PrefillService._handle_start
 
 
-async def _start_twice(self: Any, start: Any) -> Any:
+def _start_twice(self: Any, start: Any) -> Any:
     self.worker.attempts.pop((start.rid, start.attempt), None)
-    return await _prefill_start(self, start)
+    return _prefill_start(self, start)
 
 
 _abort = Worker.abort
@@ -81,7 +80,7 @@ WORKING: dict[str, Mutant] = {
     ),
     "freed without local proof": mutant("I5", 0, (Worker, "abort", _free_at_once)),
     "reservations never expire": mutant(
-        "I3", 86, (Slots, "_expire", nothing), (CleanupService, "_consider", nothing)
+        "I3", 86, (Worker, "_expire", lambda *_: None), (CleanupService, "_consider", nothing)
     ),
     "leases outlive their work": mutant("I3", 0, (Worker, "end_lease", lambda *_: None)),
     "aborts do not reach the engine": mutant("I7", 0, (Worker, "_abort_job", nothing)),

@@ -117,6 +117,32 @@ class SimOutputs:
         """Hand tokens to `take` from the next read on."""
         self._take = take
 
+    def deliver(
+        self,
+        take: Callable[[JobTokens], None],
+        last: Callable[[JobFinished | JobFailed], None],
+        fail: Callable[[EngineDead], None] | None = None,
+    ) -> None:
+        """Read all, in the process of whoever asks."""
+        reading = self._read(take, last, fail)
+        asyncio.get_running_loop().create_task(reading, name="read outputs")
+
+    async def _read(
+        self,
+        take: Callable[[JobTokens], None],
+        last: Callable[[JobFinished | JobFailed], None],
+        fail: Callable[[EngineDead], None] | None,
+    ) -> None:
+        try:
+            async for output in self._outputs:
+                if isinstance(output, JobTokens):
+                    take(output)
+                else:
+                    last(output)
+        except EngineDead as error:
+            if fail is not None:
+                fail(error)
+
     def __aiter__(self) -> Self:
         return self
 
