@@ -220,7 +220,7 @@ class HostedEngine:
             self._die(reason or "nobody listens to the engine host any more")
 
     def _take(self, message: FromHost) -> None:
-        if type(message) is JobTokens:
+        if isinstance(message, JobTokens):
             stream = self._streams.get(message.job)
             if stream is not None:
                 stream.push(message)
