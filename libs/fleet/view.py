@@ -58,6 +58,8 @@ class Fleet:
     """All incarnations heard of in the last minute."""
 
     def __init__(self) -> None:
+        self.version = 0
+        """Another number whenever a member comes, goes, says something new or is shunned."""
         self._members: dict[Incarnation, Member] = {}
         self._newest: dict[InstanceId, Incarnation] = {}
         self._gone: dict[Incarnation, float] = {}
@@ -85,6 +87,7 @@ class Fleet:
         self._gone.pop(heartbeat.incarnation, None)
         member = Member(heartbeat, now_s)
         self._members[heartbeat.incarnation] = member
+        self.version += 1
         self._newest[heartbeat.instance] = heartbeat.incarnation
         return member
 
@@ -111,6 +114,7 @@ class Fleet:
         for incarnation, member in list(self._members.items()):
             if now_s - member.heard_s > FORGET_S:
                 del self._members[incarnation]
+                self.version += 1
                 self._newest.pop(member.heartbeat.instance, None)
         for incarnation, since in list(self._gone.items()):
             if now_s - since > FORGET_S:
@@ -150,3 +154,4 @@ class Fleet:
         member = self._members.get(ref.incarnation)
         if member is not None:
             member.shunned = True
+            self.version += 1

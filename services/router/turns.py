@@ -35,18 +35,28 @@ class Turns:
     def __len__(self) -> int:
         return len(self._present)
 
-    def enter(self, rid: RequestId, priority: int = 0) -> bool:
-        """Take a place in the queue, or take it again; return whether it is a new one."""
+    def enter(self, rid: RequestId, priority: int = 0, came_s: float | None = None) -> bool:
+        """Take a place in the queue, or take it again; return whether it is a new one.
+
+        Args:
+            rid: who.
+            priority: how much of a head start it has.
+            came_s: when it came; now, if it is not said.
+        """
         now = self._clock.monotonic()
         for gone, since in list(self._left_s.items()):
             if now - since > _KEEP_S:
                 self._forget(gone)
         self._left_s.pop(rid, None)
         new = rid not in self._first_s
-        self._first_s.setdefault(rid, now)
+        self._first_s.setdefault(rid, now if came_s is None else came_s)
         self._head_s[rid] = priority * HEAD_START_S
         self._present.add(rid)
         return new
+
+    def keeps(self, rid: RequestId) -> bool:
+        """Return whether somebody has a turn, present or between two slices."""
+        return rid in self._first_s
 
     def leave(self, rid: RequestId, *, for_good: bool) -> None:
         """Give the place up, or only step out between two slices."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from proto.router import Place, ScoreTerm
 from proto.workers import Heartbeat
@@ -11,8 +12,7 @@ from proto.workers import Heartbeat
 __all__ = ["Candidate", "Policy", "Score"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A place where an attempt could run."""
 
     decode: Heartbeat
@@ -26,8 +26,7 @@ class Candidate:
     """Prompt tokens that this router has placed there since its last heartbeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(msgspec.Struct, frozen=True):
     """Lower is better; the terms explain it."""
 
     terms: tuple[ScoreTerm, ...]

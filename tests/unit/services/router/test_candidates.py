@@ -2,13 +2,13 @@
 
 import pytest
 
-from libs.fleet import Fleet
+from libs.fleet import SUSPECT_S, Fleet
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import Incarnation, InstanceId, RequestId
 from proto.ledger import Mode, Sink
 from proto.router import Place
 from proto.workers import CompatCard, Heartbeat, Role, WorkerLoad, WorkerRef, WorkerState
-from services.router.candidates import Pending, candidates
+from services.router.candidates import Pending, Places
 
 SINK = Sink(gateway=InstanceId("gateway-00000000"), incarnation=Incarnation("9" * 16))
 
@@ -61,7 +61,7 @@ def ask(**changes: object) -> Place:
 
 def code_of(place: Place, fleet: Fleet) -> tuple[ErrorCode, str]:
     with pytest.raises(PdbusError) as raised:
-        candidates(place, fleet, Pending(), 0.1)
+        Places(fleet, Pending()).find(place, 0.1)
     return raised.value.code, raised.value.detail
 
 
@@ -71,7 +71,7 @@ def test_all_compatible_pairs_are_found() -> None:
     for n in range(2):
         worker(fleet, Role.PREFILL, n)
         worker(fleet, Role.DECODE, n)
-    assert len(candidates(ask(), fleet, Pending(), 0.1)) == 4
+    assert len(Places(fleet, Pending()).find(ask(), 0.1)) == 4
 
 
 @pytest.mark.parametrize(
@@ -129,23 +129,40 @@ def test_a_suspect_is_used_only_where_there_is_no_other() -> None:
     bad = worker(fleet, Role.PREFILL, 0)
     worker(fleet, Role.PREFILL, 1)
     worker(fleet, Role.DECODE, 0)
-    (found,) = candidates(ask(exclude=(bad,)), fleet, Pending(), 0.1)
+    (found,) = Places(fleet, Pending()).find(ask(exclude=(bad,)), 0.1)
     assert found.prefill is not None
     assert found.prefill.ref != bad
-    everyone = candidates(ask(), fleet, Pending(), 0.1)
+    everyone = Places(fleet, Pending()).find(ask(), 0.1)
     both = tuple(place.prefill.ref for place in everyone if place.prefill)
-    assert len(candidates(ask(exclude=both), fleet, Pending(), 0.1)) == 2
+    assert len(Places(fleet, Pending()).find(ask(exclude=both), 0.1)) == 2
 
 
 def test_aggregated_serves_when_asked_or_when_nothing_else_does() -> None:
     """Splitting is preferred where a pair exists; the mode of the ask overrules."""
     fleet = Fleet()
     worker(fleet, Role.AGGREGATED, 0)
-    assert candidates(ask(), fleet, Pending(), 0.1)[0].prefill is None
+    assert Places(fleet, Pending()).find(ask(), 0.1)[0].prefill is None
     worker(fleet, Role.PREFILL, 0)
     worker(fleet, Role.DECODE, 0)
-    assert candidates(ask(), fleet, Pending(), 0.1)[0].prefill is not None
-    assert candidates(ask(mode=Mode.AGGREGATED), fleet, Pending(), 0.1)[0].prefill is None
+    assert Places(fleet, Pending()).find(ask(), 0.1)[0].prefill is not None
+    assert Places(fleet, Pending()).find(ask(mode=Mode.AGGREGATED), 0.1)[0].prefill is None
+
+
+def test_what_is_known_of_who_fits_does_not_outlive_a_change() -> None:
+    """Silence, a failed request and a new heartbeat count at once."""
+    fleet = Fleet()
+    places = Places(fleet, Pending())
+    first, second = (worker(fleet, Role.AGGREGATED, n) for n in range(2))
+    assert len(places.find(ask(), 0.1)) == 2
+    fleet.shun(first)
+    assert [found.decode.ref for found in places.find(ask(), 0.2)] == [second]
+    worker(fleet, Role.AGGREGATED, 2)
+    assert len(places.find(ask(), 0.3)) == 2
+    with pytest.raises(PdbusError):
+        places.find(ask(model="other"), 0.4)
+    assert len(places.find(ask(), SUSPECT_S - 0.1)) == 2
+    with pytest.raises(PdbusError):
+        places.find(ask(), SUSPECT_S)
 
 
 def test_work_placed_since_the_last_heartbeat_counts() -> None:
@@ -153,12 +170,12 @@ def test_work_placed_since_the_last_heartbeat_counts() -> None:
     fleet, pending = Fleet(), Pending()
     worker(fleet, Role.PREFILL, 0)
     ref = worker(fleet, Role.DECODE, 0)
-    (found,) = candidates(ask(), fleet, pending, 0.1)
+    (found,) = Places(fleet, pending).find(ask(), 0.1)
     pending.add(found, 10)
-    (again,) = candidates(ask(), fleet, pending, 0.1)
+    (again,) = Places(fleet, pending).find(ask(), 0.1)
     assert (again.decode_pending, again.prefill_pending_tokens) == (1, 10)
     pending.heard(ref.incarnation)
-    assert candidates(ask(), fleet, pending, 0.1)[0].decode_pending == 0
+    assert Places(fleet, pending).find(ask(), 0.1)[0].decode_pending == 0
 
 
 def test_the_last_turn_of_a_worker_is_known() -> None:
@@ -168,7 +185,7 @@ def test_the_last_turn_of_a_worker_is_known() -> None:
     worker(fleet, Role.DECODE, 1)
     worker(fleet, Role.DECODE, 2)
     pending = Pending()
-    first, second = candidates(ask(), fleet, pending, 0.0)
+    first, second = Places(fleet, pending).find(ask(), 0.0)
     assert pending.last(first.decode.incarnation) == 0
     pending.add(first, 10)
     pending.add(second, 10)
