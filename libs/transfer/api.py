@@ -150,6 +150,8 @@ class PlaneStats:
     """Bytes sent and received."""
     malformed_messages: int = 0
     """Messages dropped because they made no sense."""
+    unshared_links: int = 0
+    """Links on one host for which there was no segment: UCX carries their chunks, twice as dear."""
 
     def note_lane(self, lane: Lane, moved: int) -> None:
         """Count bytes that a lane has carried."""

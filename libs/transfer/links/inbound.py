@@ -49,16 +49,6 @@ _DEATH_S = 0.2
 """How long a peer whose memory is gone may take to be gone itself."""
 
 
-def _share(lane: Lane, slots: int, slab_bytes: int) -> Segment | None:
-    """Return slabs in shared memory for a lane that has such; without them UCX carries chunks."""
-    if carrier_of(lane) is not Lane.SYSV:
-        return None
-    try:
-        return Segment.make(slots, slab_bytes)
-    except SegmentError:
-        return None
-
-
 @dataclass(slots=True)
 class _Slot:
     """A slab and the receive posted on it."""
@@ -128,7 +118,7 @@ class Inbound:
             raise
         self._owed: list[int] = []
         self.prober = Prober(self._port, self.lane, carrier_of(self.lane), self._say)
-        self._segment = _share(self.lane, slots, slab_bytes) if same_host else None
+        self._segment = self._share(slots) if same_host else None
         self._greeting = hello(self._port.address, self._segment and self._segment.number)
         self._door: Line | None = None
         try:
@@ -190,6 +180,16 @@ class Inbound:
     def _slot(self, number: int, slab_bytes: int) -> _Slot:
         slab = np.empty(slab_bytes, np.uint8)
         return _Slot(number, slab, self._port.receive(slab, data_tag(number)))
+
+    def _share(self, slots: int) -> Segment | None:
+        """Return slabs in shared memory, on a lane that has such; else UCX carries the chunks."""
+        if carrier_of(self.lane) is not Lane.SYSV:
+            return None
+        try:
+            return Segment.make(slots, self._slab_bytes)
+        except SegmentError:
+            self._stats.unshared_links += 1
+            return None
 
     def _say(self, message: Control) -> None:
         if self.ended:

@@ -319,7 +319,7 @@ class Outbound:
         try:
             segment = Segment.join(hello.segment, hello.pid, hello.slots, hello.slab_bytes)
         except SegmentError:
-            # Chunks go through UCX then.
+            self._stats.unshared_links += 1
             return []
         return segment.slabs
 

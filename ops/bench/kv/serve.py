@@ -6,6 +6,7 @@ import argparse
 import base64
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ __all__ = ["Memory", "cell_of", "main"]
 _ROWS = 8
 _ROW_BYTES = 64
 _CHUNK_BYTES = 4 << 20
-"""As engines are started."""
+_SWITCH_S = 0.0005
+"""Both as engines are started."""
 
 
 class Memory:
@@ -40,6 +42,7 @@ class Memory:
     """
 
     def __init__(self, cell: Cell, lanes: Sequence[Lane], name: str, **more: Any) -> None:
+        sys.setswitchinterval(_SWITCH_S)
         buffers = cell.layout.buffers
         layout = KvLayout(
             page_bytes=(cell.page_bytes,) * buffers,

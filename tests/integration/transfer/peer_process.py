@@ -26,6 +26,7 @@ import numpy as np
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, RoomState
 from libs.transfer.plane import UcxPlane
 from libs.transfer.rooms import Filled, OfferRoom
+from libs.transfer.segment import Segment, SegmentError
 from libs.transfer.ucx import LaneContext
 from libs.transfer.wire import (
     CONTROL_MAX,
@@ -190,6 +191,14 @@ class Process:
             return filled
 
         OfferRoom.fill = noisy
+
+    def scarce(self) -> None:
+        """From now on get no shared memory."""
+
+        def refuse(*_arguments: Any) -> Segment:
+            raise SegmentError("No space left on device")
+
+        Segment.make = Segment.join = refuse
 
     def stats(self) -> dict[str, Any]:
         """Return the counters."""

@@ -35,6 +35,28 @@ def test_the_first_common_lane_carries_the_bytes(
         assert list(peer("stats")["by_lane"]) == [used]
 
 
+@pytest.mark.parametrize("lane", ["sysv", "cma"])
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+def test_without_shared_memory_chunks_go_through_ucx(
+    start: Callable[..., Peer], room: int, lane: str, side: str
+) -> None:
+    """A pair that gets no segment moves the same bytes on the same lane, and counts the link."""
+    config = {"settings": {"lanes": [lane], "chunk_bytes": 64 << 10}}
+    peers = {"decode": start(**config), "prefill": start(**config)}
+    decode, prefill = peers["decode"].begun(), peers["prefill"].begun()
+    peers[side]("scarce")
+    pages = list(range(3, 900, 3))
+    decode("fetch", source=prefill.address, room=room, pages=pages, row=0, tokens=1)
+    prefill("offer", room=room)
+    prefill("push", room=room, pages=pages, first_page=0, last=True, row=0)
+    assert decode("wait", side="fetch", room=room)["report"]["lane"] == lane
+    assert decode("digest", pages=pages) == prefill("digest", pages=pages)
+    assert {name: peer("stats")["unshared_links"] for name, peer in peers.items()} == {
+        "decode": int(side == "decode"),
+        "prefill": int(side == "prefill"),
+    }
+
+
 def test_no_common_lane_is_refused(start: Callable[..., Peer], room: int) -> None:
     """Without a lane that both have a fetch fails at once and names what prefill has."""
     decode, prefill = start(settings={"lanes": ["sysv"]}), start(settings={"lanes": ["tcp"]})
