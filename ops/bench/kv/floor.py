@@ -30,7 +30,9 @@ from ops.bench.kv.shapes import Cell, memory, places
 __all__ = ["Copies", "Memcpy", "Perftest", "Pieces", "Read", "Tcp", "main"]
 
 _BUFFER = 4 << 20
+_MOST_PIECES = 1 << 15
 _CHUNK = 4 << 20
+"""As much as planes gather at once."""
 _RATE = re.compile(r"^Final:\s+\d+\s+\S+\s+\S+\s+\S+\s+(\S+)", re.MULTILINE)
 
 
@@ -93,6 +95,8 @@ class Pieces:
 
     def prepare(self, cell: Cell) -> None:
         """Make pools on both sides and say where the pieces are."""
+        if cell.pieces > _MOST_PIECES:
+            raise Unavailable(f"{cell.pieces} pieces: the kernel's work for each is all there is")
         size = 2 * cell.pages * cell.page_bytes
         there: list[int] = self._other(do="pools", count=cell.layout.buffers, size=size)
         self._pools = [memory(size) for _ in range(cell.layout.buffers)]

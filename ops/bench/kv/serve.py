@@ -22,11 +22,11 @@ from ops.bench.kv.shapes import LAYOUTS, Cell, memory, places
 from proto.ids import Room
 from proto.kv import Lane
 
-__all__ = ["Memory", "cell_of", "main"]
+__all__ = ["CHUNK_BYTES", "Memory", "cell_of", "main"]
 
 _ROWS = 8
 _ROW_BYTES = 64
-_CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 _SWITCH_S = 0.0005
 """Both as engines are started."""
 
@@ -58,7 +58,7 @@ class Memory:
             layout,
             PagePool(pages),
             PagePool([np.ones((_ROWS, _ROW_BYTES), np.uint8)]),
-            PlaneSettings(lanes=tuple(lanes), chunk_bytes=_CHUNK_BYTES, **more),
+            PlaneSettings(lanes=tuple(lanes), chunk_bytes=CHUNK_BYTES, **more),
             name,
             wake=self.woken.set,
         )
