@@ -36,16 +36,6 @@ class Outputs(Protocol):
 
     async def __anext__(self) -> JobOutput: ...
 
-    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
-        """Have `take` called for the tokens that come while none wait, instead of yielding them.
-
-        It is called where they arrive, and must return at once: a task that wakes for each token
-        costs more than all else that is done for it. Order is kept if whoever iterates has dealt
-        with what was yielded before this is called, and does not wait between later ones. The
-        final output is always yielded.
-        """
-        ...
-
     def deliver(
         self,
         take: Callable[[JobTokens], None],
@@ -54,6 +44,7 @@ class Outputs(Protocol):
     ) -> None:
         """Have everything handed on where it arrives, first what waits, instead of iterating.
 
+        A task that wakes for each token costs more than all else that is done for it.
         One of `last` and `fail` is called, once, unless the engine is dead and nobody gave `fail`.
         All three must return at once.
         """

@@ -77,7 +77,7 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         self._wanted = 0
         """Bytes that are still to come before it can be whole."""
         self._arrived: deque[list[In]] = deque()
-        self._take: Callable[[In], None] | None = None
+        self._take: Callable[[list[In]], None] | None = None
         self._end: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
@@ -165,8 +165,8 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         if isinstance(self._end, ChannelClosed):
             raise self._end
 
-    def hand_on(self, take: Callable[[In], None]) -> None:
-        """Hand messages to `take` where they are read; it must return at once.
+    def hand_on(self, take: Callable[[list[In]], None]) -> None:
+        """Hand the messages of each frame to `take` where they are read; it must return at once.
 
         `receive` returns nothing from then on, but tells the end.
         """
@@ -221,9 +221,8 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         if self._take is None:
             self._arrived.append(messages)
             self._wake()
-            return
-        for message in messages:
-            self._take(message)
+        else:
+            self._take(messages)
 
     def _stop(self, end: Exception) -> None:
         if self._end is None:

@@ -44,6 +44,9 @@ from proto.pairs import PairProbe
 __all__ = ["HostedEngine", "Progress", "Spawner"]
 
 Answer = TypeVar("Answer")
+_NoTokens = (
+    EngineReady | HostProgress | JobFinished | JobFailed | EngineLoad | PeerProbed | HostFailed
+)
 Progress = Callable[[str], None]
 """Told what the host does before it is ready."""
 
@@ -219,12 +222,17 @@ class HostedEngine:
         finally:
             self._die(reason or "nobody listens to the engine host any more")
 
-    def _take(self, message: FromHost) -> None:
-        if isinstance(message, JobTokens):
-            stream = self._streams.get(message.job)
+    def _take(self, messages: list[FromHost]) -> None:
+        streams = self._streams
+        for message in messages:
+            if not isinstance(message, JobTokens):
+                self._hear(message)
+                continue
+            stream = streams.get(message.job)
             if stream is not None:
-                stream.push(message)
-            return
+                (stream.direct or stream.push)(message)
+
+    def _hear(self, message: _NoTokens) -> None:
         match message:
             case JobFinished() | JobFailed():
                 stream = self._streams.pop(message.job, None)

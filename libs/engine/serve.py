@@ -111,16 +111,17 @@ class Serving:
         except ProtocolError as error:
             _LOG.error("the service sent something else: %s", error)
 
-    def _take(self, channel: HostEnd, message: ToHost) -> None:
-        match message:
-            case Job():
-                self._begin(message, channel)
-            case AbortJob():
-                self._spawn(self._abort(message.job), "abort")
-            case ProbePeer():
-                self._spawn(self._probe(message, channel), "probe")
-            case StopHost():
-                self._asked_to_stop.set()
+    def _take(self, channel: HostEnd, messages: list[ToHost]) -> None:
+        for message in messages:
+            match message:
+                case Job():
+                    self._begin(message, channel)
+                case AbortJob():
+                    self._spawn(self._abort(message.job), "abort")
+                case ProbePeer():
+                    self._spawn(self._probe(message, channel), "probe")
+                case StopHost():
+                    self._asked_to_stop.set()
 
     def _begin(self, job: Job, channel: HostEnd) -> None:
         if self._asked_to_stop.is_set():

@@ -32,13 +32,12 @@ class OutputStream:
     """
 
     def __init__(self, shaper: Shaper | None = None) -> None:
+        self.direct: Callable[[JobTokens], None] | None = None
+        """What `push` would do with tokens, where it is as short as this."""
         self._shaper = shaper
         self._items: deque[JobOutput] = deque()
         self._take: Callable[[JobTokens], None] | None = None
-        self._direct: Callable[[JobTokens], None] | None = None
-        """Takes tokens as they are, while none wait."""
         self._last: Callable[[JobFinished | JobFailed], None] | None = None
-        """Takes the final output, where nobody iterates."""
         self._fail: Callable[[EngineDead], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDead | None = None
@@ -46,19 +45,11 @@ class OutputStream:
 
     def push(self, output: JobOutput) -> None:
         """Add an output; outputs after the final one are dropped."""
-        if self._direct is not None and type(output) is JobTokens:
-            self._direct(output)
-            return
         if self._ended or self._error is not None:
             return
         if self._shaper is not None:
             output = self._shaper.shape(output)
         self._give(output)
-
-    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
-        """Hand tokens to `take` where they are pushed, once none wait to be read."""
-        self._take = take
-        self._shorten()
 
     def deliver(
         self,
@@ -69,15 +60,16 @@ class OutputStream:
         """Hand on all outputs, and the error, instead of yielding any; first those that wait."""
         self._take, self._last, self._fail = take, last, fail
         items, self._items = self._items, deque()
-        self._shorten()
         for output in items:
             self._give(output)
+        if self._shaper is None and self._error is None and not self._ended:
+            self.direct = take
         self._tell_error()
 
     def fail(self, error: EngineDead) -> None:
         """End the stream with `error`, after what is queued."""
         if self._error is None:
-            self._error, self._direct = error, None
+            self._error, self.direct = error, None
             self._notify()
             self._tell_error()
 
@@ -99,8 +91,6 @@ class OutputStream:
         output = self._items.popleft()
         if isinstance(output, JobFinished | JobFailed):
             self._stop()
-        else:
-            self._shorten()
         return output
 
     async def aclose(self) -> None:
@@ -108,31 +98,22 @@ class OutputStream:
         self._stop()
 
     def _give(self, output: JobOutput) -> None:
-        if isinstance(output, JobTokens):
-            if self._take is not None and not self._items:
-                self._take(output)
-                return
-        elif self._last is not None:
-            if not self._ended:
-                self._stop()
-                self._last(output)
-            return
-        self._items.append(output)
-        self._direct = None
-        self._notify()
+        if self._take is None or self._last is None:
+            self._items.append(output)
+            self._notify()
+        elif isinstance(output, JobTokens):
+            self._take(output)
+        elif not self._ended:
+            self._stop()
+            self._last(output)
 
     def _tell_error(self) -> None:
         if self._error is not None and self._fail is not None and not self._ended:
             self._stop()
             self._fail(self._error)
 
-    def _shorten(self) -> None:
-        """Skip all that is asked of each output, where nothing of it holds."""
-        if not self._items and self._shaper is None and not self._ended and self._error is None:
-            self._direct = self._take
-
     def _stop(self) -> None:
-        self._ended, self._direct = True, None
+        self._ended, self.direct = True, None
         self._items.clear()
 
     def _notify(self) -> None:

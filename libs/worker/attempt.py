@@ -7,17 +7,28 @@ from typing import Any, Protocol
 
 from proto import subjects
 from proto.errors import ErrorCode, PdbusError
-from proto.gateway import TokenChunk
+from proto.gateway import StreamMessage, TokenChunk
 from proto.host import Job, JobFailed, JobFinished, JobTokens
-from proto.ids import Incarnation, JobId, Nonce, RequestId, job_id
+from proto.ids import Incarnation, InstanceId, JobId, Nonce, RequestId, job_id
 from proto.prefill import ReplyTo
 
-__all__ = ["MOST_LISTENERS", "Attempt", "AttemptTable", "Work", "subject_of"]
+__all__ = ["MOST_LISTENERS", "Attempt", "AttemptTable", "Letter", "Work", "subject_of"]
 
 MOST_LISTENERS = 64
 """Gateways (or readers of one key) that may follow one attempt."""
 _NEWS_MS = 250
 """So old may tokens be that stand for a beat: until the next one nobody takes it for silence."""
+
+
+class Letter:
+    """What is to be said to one gateway next."""
+
+    __slots__ = ("__weakref__", "gateway", "incarnation", "items")
+
+    def __init__(self, gateway: InstanceId, incarnation: Incarnation) -> None:
+        self.gateway = gateway
+        self.incarnation = incarnation
+        self.items: list[tuple[Nonce, StreamMessage]] = []
 
 
 @dataclass(slots=True)
@@ -44,6 +55,8 @@ class Attempt:
     log: list[Any] = field(default_factory=list[Any])
     """What was said on the token subject, for replay."""
     listeners: dict[Nonce, ReplyTo] = field(default_factory=dict[Nonce, ReplyTo])
+    ears: list[tuple[Nonce, Letter]] | None = None
+    """The same for who speaks; None where they have changed."""
 
     def __post_init__(self) -> None:
         self.listeners[self.reply.nonce] = self.reply
@@ -77,6 +90,7 @@ class Attempt:
         if reply.nonce not in self.listeners and len(self.listeners) >= MOST_LISTENERS:
             raise PdbusError(ErrorCode.SATURATED, f"{MOST_LISTENERS} follow this attempt already")
         self.listeners[reply.nonce] = reply
+        self.ears = None
 
 
 class Work(Protocol):

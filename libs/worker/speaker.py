@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakValueDictionary
 
 from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
 from libs.clock.api import Clock
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names
-from libs.worker.attempt import Attempt
+from libs.worker.attempt import Attempt, Letter
 from proto import subjects
 from proto.base import Message
 from proto.errors import ErrorCode
@@ -45,34 +46,51 @@ class Speaker:
         self._chronicle = chronicle
         self._role = role
         self._tasks = tasks
-        self._said: dict[tuple[InstanceId, Incarnation], list[Said]] = {}
-        """By the gateway that it is for."""
+        self._letters: WeakValueDictionary[tuple[InstanceId, Incarnation], Letter]
+        self._letters = WeakValueDictionary()
+        """Of all gateways that follow anything."""
+        self._opened: list[Letter] = []
+        """Those with something to be said."""
         self._word = asyncio.Event()
         """Something was said."""
         self._leaving = False
 
     def say(self, attempt: Attempt, message: StreamMessage) -> None:
         """Tell all who follow an attempt."""
-        for reply in attempt.listeners.values():
-            self.tell(reply, message)
+        ears = attempt.ears
+        if ears is None:
+            followers = attempt.listeners.values()
+            ears = attempt.ears = [(reply.nonce, self._letter(reply)) for reply in followers]
+        for nonce, letter in ears:
+            if not letter.items:
+                self._open(letter)
+            letter.items.append((nonce, message))
 
     def tell(self, reply: ReplyTo, message: StreamMessage) -> None:
         """Tell one who follows."""
-        gateway = (reply.gateway, reply.incarnation)
-        said = self._said.get(gateway)
-        if said is not None:
-            said.append((reply.nonce, message))
-            return
-        self._said[gateway] = [(reply.nonce, message)]
-        self._word.set()
-        if not self._leaving:
-            self._leaving = True
-            self._tasks.spawn(self._leave(), name="speak")
+        letter = self._letter(reply)
+        if not letter.items:
+            self._open(letter)
+        letter.items.append((reply.nonce, message))
 
     @property
     def silent(self) -> bool:
         """Whether all that was said has left."""
-        return not self._said and not self._word.is_set()
+        return not self._opened and not self._word.is_set()
+
+    def _letter(self, reply: ReplyTo) -> Letter:
+        key = (reply.gateway, reply.incarnation)
+        letter = self._letters.get(key)
+        if letter is None:
+            letter = self._letters[key] = Letter(*key)
+        return letter
+
+    def _open(self, letter: Letter) -> None:
+        self._opened.append(letter)
+        self._word.set()
+        if not self._leaving:
+            self._leaving = True
+            self._tasks.spawn(self._leave(), name="speak")
 
     async def _leave(self) -> None:
         try:
@@ -82,32 +100,32 @@ class Speaker:
                 if early_s > 0:
                     await self._clock.sleep(early_s)
                 self._left_s = self._clock.monotonic()
-                said, self._said = self._said, {}
-                for gateway, part in said.items():
-                    await self._send(*gateway, part)
-                if not self._said:
+                opened, self._opened = self._opened, []
+                for letter in opened:
+                    said, letter.items = letter.items, []
+                    await self._send(letter, said)
+                if not self._opened:
                     self._word.clear()
         finally:
             self._leaving = False
 
-    async def _send(self, gateway: InstanceId, incarnation: Incarnation, said: list[Said]) -> None:
+    async def _send(self, letter: Letter, said: list[Said]) -> None:
         """Send what goes to one gateway, in order."""
         if len(said) == 1:
-            await self._send_each(gateway, incarnation, said)
+            await self._send_each(letter, said)
             return
-        subject = subjects.token_batches(gateway, incarnation)
+        subject = subjects.token_batches(letter.gateway, letter.incarnation)
         for start in range(0, len(said), _MOST_ITEMS):
             part = said[start : start + _MOST_ITEMS]
             try:
                 await self._publish(subject, StreamBatch(items=tuple(part)))
             except TooLarge:
-                await self._send_each(gateway, incarnation, part)
+                await self._send_each(letter, part)
 
-    async def _send_each(
-        self, gateway: InstanceId, incarnation: Incarnation, said: list[Said]
-    ) -> None:
+    async def _send_each(self, letter: Letter, said: list[Said]) -> None:
         for nonce, message in said:
-            await self._publish(subjects.tokens(gateway, incarnation, nonce), message)
+            subject = subjects.tokens(letter.gateway, letter.incarnation, nonce)
+            await self._publish(subject, message)
 
     async def _publish(self, subject: str, message: Message) -> None:
         try:

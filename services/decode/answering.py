@@ -37,6 +37,8 @@ class Answering:
         self._worker = worker
         self._attempt = attempt
         self._start = start
+        self._now_ms = worker.clock.unix_ms
+        self._speak = worker.speaker.say
         self._first_ms: float | None = None
         """When the engine gave its first token."""
         self._waiting: list[JobTokens] | None = []
@@ -58,12 +60,28 @@ class Answering:
 
     def take(self, tokens: JobTokens) -> None:
         """Say tokens, or keep them until the claim is settled."""
-        if self._waiting is None:
-            self._say(tokens)
-            return
         if self._first_ms is None:
             self._first_ms = self._worker.chronicle.now_ms()
-        self._waiting.append(tokens)
+        if self._waiting is not None:
+            self._waiting.append(tokens)
+            return
+        attempt = self._attempt
+        if attempt.aborted is not None:
+            return
+        offset = attempt.produced
+        chunk = TokenChunk(
+            attempt=attempt.number,
+            offset=offset,
+            ids=tokens.ids,
+            text=tokens.text,
+            sent_ms=self._now_ms(),
+            details=tokens.details,
+        )
+        attempt.produced = produced = offset + len(tokens.ids) // 4
+        attempt.log.append(chunk)
+        self._speak(attempt, chunk)
+        if produced - attempt.counted >= _COUNT_EVERY:
+            _count_tokens(attempt)
 
     def last(self, output: JobFinished | JobFailed) -> bool:
         """Tell the end, or keep it until the claim is settled."""
@@ -97,7 +115,7 @@ class Answering:
             elif answer is not None and self._attempt.aborted is None:
                 self._refuse(answer)
             for tokens in waiting:
-                self._say(tokens)
+                self.take(tokens)
             if self._done is not None:
                 self._finish(self._done)
         if self._done is not None:
@@ -110,24 +128,6 @@ class Answering:
         attempt.aborted = f"claim refused: {refusal}"
         abort = worker.abort(attempt.rid, attempt.number, attempt.aborted)
         worker.tasks.spawn(abort, name="claim refused")
-
-    def _say(self, output: JobTokens) -> None:
-        attempt = self._attempt
-        if attempt.aborted is not None:
-            return
-        chunk = TokenChunk(
-            attempt=attempt.number,
-            offset=attempt.produced,
-            ids=output.ids,
-            text=output.text,
-            sent_ms=self._worker.clock.unix_ms(),
-            details=output.details,
-        )
-        attempt.produced += len(output.ids) // 4
-        attempt.log.append(chunk)
-        self._worker.speaker.say(attempt, chunk)
-        if attempt.produced - attempt.counted >= _COUNT_EVERY:
-            _count_tokens(attempt)
 
     def _finish(self, done: JobFinished) -> None:
         attempt = self._attempt

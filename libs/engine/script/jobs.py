@@ -61,7 +61,8 @@ class Jobs:
         """Put out one token of a plain answer, which only its length can end here."""
         live.produced = produced = live.produced + 1
         ids, text = token.to_bytes(4, "little"), live.text.step(token)
-        live.stream.push(JobTokens(job=live.job.job, ids=ids, text=text))
+        stream = live.stream
+        (stream.direct or stream.push)(JobTokens(job=live.job.job, ids=ids, text=text))
         if produced >= live.most:
             self.finish(live, FinishReason.LENGTH, now)
 

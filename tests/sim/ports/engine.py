@@ -107,15 +107,10 @@ class _Stopped(Exception):
 
 
 class SimOutputs:
-    """Implements `libs.engine.Outputs`: all is handed on by whoever reads, in its own process."""
+    """Implements `libs.engine.Outputs`: all is read in the process of whoever asks."""
 
     def __init__(self, outputs: AsyncGenerator[JobOutput, None]) -> None:
         self._outputs = outputs
-        self._take: Callable[[JobTokens], None] | None = None
-
-    def hand_on(self, take: Callable[[JobTokens], None]) -> None:
-        """Hand tokens to `take` from the next read on."""
-        self._take = take
 
     def deliver(
         self,
@@ -147,11 +142,7 @@ class SimOutputs:
         return self
 
     async def __anext__(self) -> JobOutput:
-        while True:
-            output = await anext(self._outputs)
-            if self._take is None or not isinstance(output, JobTokens):
-                return output
-            self._take(output)
+        return await anext(self._outputs)
 
 
 class SimEngine:

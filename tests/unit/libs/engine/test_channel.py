@@ -178,7 +178,7 @@ async def test_messages_are_handed_on_where_they_are_read():
     host.close()
     with pytest.raises(ChannelClosed):
         await service.receive()
-    assert [load.running for load in taken] == [0, 1, 2]
+    assert [[load.running for load in messages] for messages in taken] == [[0], [1], [2]]
     service.close()
 
 

@@ -65,47 +65,40 @@ async def test_a_cancelled_reader_loses_nothing():
     assert await anext(stream) == TOKENS[0]
 
 
-async def test_tokens_are_handed_on_where_they_come():
-    """Once nothing waits, tokens go to the taker within the push; the end is still yielded."""
-    stream, taken = OutputStream(), []
-    reader = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    stream.hand_on(taken.append)
-    stream.push(TOKENS[0])
-    stream.push(TOKENS[1])
-    assert taken == TOKENS[:2]
-    assert not reader.done()
-    stream.push(FINISHED)
-    assert await reader == FINISHED
-    assert [output async for output in stream] == []
-
-
-async def test_what_waits_is_read_before_anything_is_handed_on():
-    """Tokens that came before the taker are yielded, and those behind them too: in order."""
-    stream, taken = OutputStream(), []
-    stream.push(TOKENS[0])
-    stream.hand_on(taken.append)
-    stream.push(TOKENS[1])
-    assert [await anext(stream), await anext(stream)] == TOKENS[:2]
-    stream.push(TOKENS[2])
-    assert taken == [TOKENS[2]]
-
-
-async def test_what_is_handed_on_has_been_shaped():
-    """The taker gets the output as it is to be given, and none after the error."""
+def test_what_is_delivered_has_been_shaped():
+    """The taker gets outputs as they are to be given, and none after the error."""
 
     class Shouting:
         def shape(self, output):
             return JobTokens(job=output.job, ids=output.ids, text="A")
 
-    stream, taken = OutputStream(Shouting()), []
-    stream.hand_on(taken.append)
+    stream, taken, errors = OutputStream(Shouting()), [], []
+    stream.deliver(taken.append, taken.append, errors.append)
+    assert stream.direct is None
     stream.push(TOKENS[0])
     stream.fail(EngineDead("gone"))
     stream.push(TOKENS[1])
     assert [output.text for output in taken] == ["A"]
-    with pytest.raises(EngineDead, match="gone"):
-        await anext(stream)
+    assert [str(error) for error in errors] == ["gone"]
+
+
+def test_the_direct_way_is_open_while_nothing_else_is_asked():
+    """It is what the taker is, from the delivery to the end, and never before or after."""
+    stream, told = OutputStream(), []
+    assert stream.direct is None
+    take = told.append
+    stream.deliver(take, told.append)
+    assert stream.direct is take
+    stream.push(FINISHED)
+    assert stream.direct is None
+    dead = OutputStream()
+    dead.deliver(take, told.append)
+    dead.fail(EngineDead("gone"))
+    assert dead.direct is None
+    over = OutputStream()
+    over.push(FINISHED)
+    over.deliver(take, told.append)
+    assert over.direct is None
 
 
 def test_all_is_delivered_where_it_comes():

@@ -246,6 +246,28 @@ async def test_later_tokens_leave_as_they_come() -> None:
         assert again == Replayed(chunks=3, first=0)
 
 
+@pytest.mark.parametrize("early", [True, False])
+async def test_stages_begin_and_end_with_the_first_token(*, early: bool) -> None:
+    """Decoding is told from the engine's first token on, whether the claim came before it."""
+    async with started() as (service, wire, engine):
+        if early:
+            wire.claim.set_result(Claimed(attempt=0))
+            await settled(service)
+        await asyncio.sleep(0.05)
+        engine.say("a")
+        await asyncio.sleep(0.05)
+        if not early:
+            wire.claim.set_result(Claimed(attempt=0))
+        engine.say("b")
+        engine.finish()
+        await settled(service)
+        stages = {event.kind: event for event in wire.events}
+        first, decoded = stages[EventKind.STAGE_FIRST_TOKEN], stages[EventKind.STAGE_DECODE]
+        assert first.at_ms == decoded.start_ms
+        assert decoded.at_ms - decoded.start_ms >= 40
+        assert decoded.start_ms - service.worker.attempts[RID, 0].started_ms >= 40
+
+
 async def test_a_refused_claim_silences_the_attempt() -> None:
     """Not a token is said, the engine is told to stop, and the lease ends with the reason."""
     async with started() as (service, wire, engine):
