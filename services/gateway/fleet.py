@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from libs.bus.api import Bus
 from libs.clock.api import Clock
@@ -22,7 +24,22 @@ __all__ = ["GatewayFleet"]
 _WORKERS = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 _EVERY_S = 0.25
 _WARM_UP_S = 60.0
+_LOOK_S = 0.05
+"""How long silence may go on to count as it did: a small part of what makes a process suspect."""
 _WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was seen of the fleet a moment ago; several things are asked of it for each request."""
+
+    changes: int
+    """How much the fleet had changed until then."""
+    until_s: float
+    routed: bool
+    serving: tuple[Heartbeat, ...]
+    """The decodes that have a compatible prefill, and the aggregated workers."""
+    models: tuple[ServedModel, ...]
 
 
 class GatewayFleet:
@@ -54,6 +71,7 @@ class GatewayFleet:
         self._warm = False
         self._why_cold = "no request has gone the whole way yet"
         self._draining = False
+        self._last_look: _Look | None = None
 
     async def start(self) -> None:
         """Begin to listen, to announce and to warm up."""
@@ -84,36 +102,38 @@ class GatewayFleet:
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that can be served now."""
-        served: dict[str, ServedModel] = {}
-        for beat in self._serving():
-            card = beat.card
-            if card is None:
-                continue
-            known = served.get(card.model)
-            limit, features = card.context_tokens, frozenset(beat.features)
-            if known is not None:
-                limit = min(limit, known.context_tokens)
-                features &= known.features
-            served[card.model] = ServedModel(card.model, limit, card.tokenizer, features)
-        return tuple(served.values())
+        return self._look().models
 
-    def _serving(self) -> list[Heartbeat]:
-        """Return the decodes that have a compatible prefill, and the aggregated workers."""
-        now = self._clock.monotonic()
-        beats = [m.heartbeat for m in self.fleet.usable(now, *_WORKERS)]
+    def _look(self) -> _Look:
+        now_s, changes = self._clock.monotonic(), self.fleet.version
+        last = self._last_look
+        if last is not None and last.changes == changes and now_s < last.until_s:
+            return last
+        serving = self._serving(now_s)
+        look = self._last_look = _Look(
+            changes=changes,
+            until_s=now_s + _LOOK_S,
+            routed=bool(self.fleet.usable(now_s, Role.ROUTER)),
+            serving=serving,
+            models=_models(serving),
+        )
+        return look
+
+    def _serving(self, now_s: float) -> tuple[Heartbeat, ...]:
+        beats = [m.heartbeat for m in self.fleet.usable(now_s, *_WORKERS)]
         prefills = [beat.card for beat in beats if beat.role is Role.PREFILL]
         decodes = [beat for beat in beats if beat.role is Role.DECODE]
         whole = [beat for beat in beats if beat.role is Role.AGGREGATED]
-        return [*(d for d in decodes if d.card is not None and d.card in prefills), *whole]
+        return (*(d for d in decodes if d.card is not None and d.card in prefills), *whole)
 
     def _missing(self) -> Readiness | None:
         if not self._bus.connected:
             reason = "the message bus is not reachable"
             return Readiness(ok=False, reason=reason, code=ErrorCode.BUS_UNAVAILABLE)
-        now = self._clock.monotonic()
-        if not self.fleet.usable(now, Role.ROUTER):
+        look = self._look()
+        if not look.routed:
             return Readiness(ok=False, reason="no router is ready", code=ErrorCode.NO_ROUTER)
-        if self._serving():
+        if look.serving:
             return None
         states = sorted(
             f"{m.heartbeat.instance}: {m.heartbeat.reason or m.heartbeat.state}"
@@ -166,3 +186,18 @@ class GatewayFleet:
         if self._draining:
             state = WorkerState.DRAINING
         return Presence(ref=self._ref, state=state, reason=ready.reason)
+
+
+def _models(serving: Sequence[Heartbeat]) -> tuple[ServedModel, ...]:
+    served: dict[str, ServedModel] = {}
+    for beat in serving:
+        card = beat.card
+        if card is None:
+            continue
+        known = served.get(card.model)
+        limit, features = card.context_tokens, frozenset(beat.features)
+        if known is not None:
+            limit = min(limit, known.context_tokens)
+            features &= known.features
+        served[card.model] = ServedModel(card.model, limit, card.tokenizer, features)
+    return tuple(served.values())

@@ -79,7 +79,7 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
         metrics: gives those of all processes of this gateway; None for our own.
     """
     created = clock.unix_ms() // 1000
-    seat = Seat(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules, running=[])
+    seat = Seat(calls=calls, fleet=fleet, texts=texts, clock=clock, rules=rules, running=set())
     gauge(names.GATEWAY_INFLIGHT, lambda: seat.inflight)
     gauge(names.GATEWAY_QUEUED, lambda: seat.placing)
     chat = Endpoint(ChatApi(), seat)

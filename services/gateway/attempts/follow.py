@@ -158,11 +158,12 @@ class Follower:
         """Wait for what is no plain token, or until it is time to look at the clocks."""
         left_s = (self._call.deadline_ms - self._clock.unix_ms()) / 1000
         tick_s = _TICK_S if self._failed is None else _ECHO_S
+        wait_s = max(0.0, min(tick_s, left_s))
+        timer = asyncio.get_running_loop().call_later(wait_s, self._arrived.set)
         try:
-            async with asyncio.timeout(max(0.0, min(tick_s, left_s))):
-                await self._arrived.wait()
-        except TimeoutError:
-            return
+            await self._arrived.wait()
+        finally:
+            timer.cancel()
         self._arrived.clear()
 
     def _take(self, message: StreamMessage) -> list[TokenChunk]:

@@ -48,16 +48,28 @@ async def start_both(
     """
     placement = plan.placement
     not_after = min(clock.unix_ms() + _WINDOW_MS, call.deadline_ms)
-    starts = [
-        _start(bus, clock, placement.decode, _decode_start(call, plan, reply, not_after, offset))
-    ]
-    if placement.prefill is not None:
-        message = _prefill_start(call, plan, reply, not_after)
-        starts.append(_start(bus, clock, placement.prefill, message))
-    results = await asyncio.gather(*starts, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    decode = _decode_start(call, plan, reply, not_after, offset)
+    if placement.prefill is None:
+        await _start(bus, clock, placement.decode, decode)
+        return
+    prefill = _prefill_start(call, plan, reply, not_after)
+    beside = asyncio.ensure_future(_start(bus, clock, placement.prefill, prefill))
+    failure: BaseException | None = None
+    try:
+        try:
+            await _start(bus, clock, placement.decode, decode)
+        except (AttemptLost, PdbusError) as error:
+            failure = error
+        # What became of the other is known before anything is done about the one.
+        await asyncio.wait((beside,))
+    except BaseException:
+        beside.cancel()
+        await asyncio.wait((beside,))
+        raise
+    failures = (failure, beside.exception())
+    for one in failures:
+        if one is not None:
+            raise one
 
 
 async def stop_both(bus: Bus, clock: Clock, call: Call, placement: Placement, reason: str) -> None:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from starlette.types import Receive, Scope
 
 from proto.errors import ErrorCode, PdbusError
+from services.gateway.edge.connection import BODY
 from services.gateway.edge.exchange import header
 from services.gateway.edge.presence import ClientGone
 
@@ -39,13 +40,11 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: fl
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > limit:
         raise _too_large(limit)
-    try:
-        async with asyncio.timeout(timeout_s):
-            body = await _read(receive, limit)
-    except TimeoutError as error:
-        raise PdbusError(
-            ErrorCode.BODY_TIMEOUT, f"The body did not arrive within {timeout_s:g} s."
-        ) from error
+    arrived = scope.get(BODY)
+    if arrived is not None and arrived.asked_whole:
+        body = await _read(receive, limit)
+    else:
+        body = await _read_in_time(receive, limit, timeout_s)
     inline = len(body) <= _INLINE_BYTES
     depth = depth_of(body) if inline else await asyncio.to_thread(depth_of, body)
     if depth > MOST_DEPTH:
@@ -64,6 +63,16 @@ def depth_of(body: bytes) -> int:
         return brackets
     bare = _STRING.sub(b"", body).translate(None, _OTHERS)
     return max(accumulate(map(_STEP.__getitem__, bare), initial=0))
+
+
+async def _read_in_time(receive: Receive, limit: int, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(receive, limit)
+    except TimeoutError as error:
+        raise PdbusError(
+            ErrorCode.BODY_TIMEOUT, f"The body did not arrive within {timeout_s:g} s."
+        ) from error
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

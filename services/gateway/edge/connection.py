@@ -150,6 +150,11 @@ class Body:
         )
 
     @property
+    def asked_whole(self) -> bool:
+        """Whether the body of the request has arrived, so that nothing waits to read it."""
+        return not self._cycle.more_body
+
+    @property
     def fresh(self) -> bool:
         """Whether nothing has been sent, and `begin` may be called; where not, `send` can."""
         cycle = self._cycle

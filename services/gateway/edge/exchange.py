@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.clock.api import Clock
 from libs.telemetry import (
+    Span,
     SpanKind,
     attach,
     attributes,
@@ -17,6 +18,7 @@ from libs.telemetry import (
     mark_failed,
     names,
     observe,
+    recording,
     set_attributes,
     span,
     trace_id,
@@ -32,6 +34,8 @@ OTHER = "other"
 """The route of everything that is none: paths from outside never become labels."""
 
 _KEY = "pdbus.exchange"
+_HEADERS = "pdbus.headers"
+"""The headers of the request by their names, once one was looked for."""
 _MAX_ID = 128
 _SERVER_ERROR = 500
 _CLIENT_LEFT = 499
@@ -98,11 +102,11 @@ def exchange_of(scope: Scope) -> Exchange:
 
 def header(scope: Scope, name: bytes) -> str | None:
     """Return a request header (its last value), or None; `name` in lower case."""
-    found = None
-    for key, value in scope["headers"]:
-        if key == name:
-            found = value.decode("latin-1")
-    return found
+    headers: dict[bytes, bytes] | None = scope.get(_HEADERS)
+    if headers is None:
+        headers = scope[_HEADERS] = dict(scope["headers"])
+    found = headers.get(name)
+    return None if found is None else found.decode("latin-1")
 
 
 class Exchanges:
@@ -151,16 +155,8 @@ class Exchanges:
             try:
                 await self._app(scope, receive, send)
             finally:
-                if exchange.route != OTHER:
-                    current.update_name(f"{_method(scope)} {exchange.route}")
-                    set_attributes(**{attributes.HTTP_ROUTE: exchange.route})
-                set_attributes(
-                    **{
-                        attributes.HTTP_STATUS: exchange.status_or_fate,
-                        attributes.REQUEST_ID: exchange.rid,
-                    }
-                )
-                _mark(exchange)
+                if recording():
+                    _describe(current, exchange, scope)
 
     def _close(self, exchange: Exchange, scope: Scope) -> None:
         duration_s = self._clock.monotonic() - exchange.started_s
@@ -196,6 +192,16 @@ class Exchanges:
 
 def _usable(value: str) -> bool:
     return 0 < len(value) <= _MAX_ID and value.isascii() and value.isprintable()
+
+
+def _describe(current: Span, exchange: Exchange, scope: Scope) -> None:
+    """Tell the current span what became of its exchange."""
+    if exchange.route != OTHER:
+        current.update_name(f"{_method(scope)} {exchange.route}")
+        set_attributes(**{attributes.HTTP_ROUTE: exchange.route})
+    status = exchange.status_or_fate
+    set_attributes(**{attributes.HTTP_STATUS: status, attributes.REQUEST_ID: exchange.rid})
+    _mark(exchange)
 
 
 def _mark(exchange: Exchange) -> None:

@@ -110,6 +110,8 @@ def admitted(
     """
     visitor.check_model(calls[0].model)
     visitor.charge(sum(call.prompt_tokens for call in calls[::choices_a_prompt]))
+    if visitor is ANYBODY:
+        return tuple(calls)
     alone = len(calls) == 1
     return tuple(
         replace(

@@ -86,7 +86,7 @@ class Seat:
     texts: Texts
     clock: Clock
     rules: EdgeRules
-    running: list[Tally]
+    running: set[Tally]
 
     @property
     def inflight(self) -> int:
@@ -112,7 +112,7 @@ class Endpoint(Generic[RequestT]):
         exchange.route = self._api.route
         tally = Tally(seat.clock, exchange.started_s, self._api.operation)
         giving: Giving | None = None
-        seat.running.append(tally)
+        seat.running.add(tally)
         try:
             asked = await self._ask(exchange, tally, scope, receive)
             giving = self._giving(asked, exchange, tally)
@@ -171,7 +171,7 @@ class Endpoint(Generic[RequestT]):
             prompt_tokens=sum(call.prompt_tokens for call in prompts),
             streaming=asked.stream,
         )
-        return replace(asked, calls=calls)
+        return asked if calls == asked.calls else replace(asked, calls=calls)
 
     def _giving(self, asked: Asked, exchange: Exchange, tally: Tally) -> Giving:
         seat = self._seat

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from libs.clock.api import Clock
-from libs.telemetry import attributes, count, names, observe, set_attributes
+from libs.telemetry import attributes, count, names, observe, recording, set_attributes
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from services.gateway.api import Call
@@ -34,7 +34,7 @@ class Stage(StrEnum):
 _BEFORE_PLACE = frozenset({Stage.READINESS, Stage.BODY, Stage.PROMPT})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tally:
     """The figures of one request."""
 
@@ -68,6 +68,8 @@ class Tally:
         call = self.call = calls[0]
         self.streaming = streaming
         self.stage = Stage.PLACE
+        if not recording():
+            return
         set_attributes(
             **{
                 attributes.GEN_AI_OPERATION: self.operation,
@@ -142,6 +144,8 @@ class Tally:
             cached_tokens=usage.cached_tokens,
             finish=",".join(self.finishes),
         )
+        if not recording():
+            return
         set_attributes(
             **{
                 attributes.GEN_AI_RESPONSE_MODEL: model,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
@@ -50,11 +51,10 @@ class Lives(Protocol):
         ...
 
 
-@asynccontextmanager
-async def open_all(
+def open_all(
     calls: Calls, asked: Sequence[Call], *, at_once: int, clock: Clock, why: Callable[[], str]
-) -> AsyncGenerator[Lives]:
-    """Open calls; what has not come to its end when the block is left is given up.
+) -> AbstractAsyncContextManager[Lives]:
+    """Open calls for a block; what has not come to its end when it is left is given up.
 
     Args:
         at_once: so many run at a time; the next is opened when one has ended.
@@ -64,31 +64,37 @@ async def open_all(
         PdbusError: the first call was refused, or any failed before the first was opened.
     """
     if len(asked) == 1:
-        async with _one(calls, asked[0], why) as lives:
-            yield lives
-        return
-    many = _Many(calls, asked, at_once, clock)
-    async with many.running(why):
-        yield many
-
-
-@asynccontextmanager
-async def _one(calls: Calls, call: Call, why: Callable[[], str]) -> AsyncGenerator[_One]:
-    live = await calls.open(call)
-    ended = False
-    try:
-        yield _One(live)
-        ended = True
-    finally:
-        if not ended:
-            await live.cancel(why())
+        return _One(calls, asked[0], why)
+    return _Many(calls, asked, at_once, clock).running(why)
 
 
 class _One:
-    """A single call."""
+    """A single call; nearly all requests are one, so that it has no layers."""
 
-    def __init__(self, live: Live) -> None:
-        self.first = live
+    def __init__(self, calls: Calls, call: Call, why: Callable[[], str]) -> None:
+        self._calls = calls
+        self._call = call
+        self._why = why
+        self._live: Live | None = None
+
+    async def __aenter__(self) -> Self:
+        self._live = await self._calls.open(self._call)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            await self.first.cancel(self._why())
+
+    @property
+    def first(self) -> Live:
+        if self._live is None:
+            raise PdbusError(ErrorCode.INTERNAL, "the call is not open")
+        return self._live
 
     @property
     def pending(self) -> bool:
@@ -133,7 +139,7 @@ class _Many:
         return bool(self._queue) or self._failure is not None or not self._left
 
     @asynccontextmanager
-    async def running(self, why: Callable[[], str]) -> AsyncGenerator[None]:
+    async def running(self, why: Callable[[], str]) -> AsyncGenerator[Lives]:
         failure: PdbusError | None = None
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -142,7 +148,7 @@ class _Many:
             ]
             try:
                 await self._first_opened()
-                yield
+                yield self
             except PdbusError as error:
                 # A group would wrap it.
                 failure = error

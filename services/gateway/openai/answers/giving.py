@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 from starlette.types import Scope, Send
 
 from libs.clock.api import Clock
@@ -52,7 +53,17 @@ class Giving:
         Raises:
             PdbusError: nothing has been sent.
         """
-        async with self._opened() as lives:
+        try:
+            body = await self._gathered()
+        except PdbusError as error:
+            raise self._named(error) from error
+        spent_ms = round((self.clock.monotonic() - self.exchange.started_s) * 1000)
+        headers = [*self._headers(), (b"openai-processing-ms", str(spent_ms).encode())]
+        await send_json(self.exchange, send, body, headers=headers)
+
+    async def _gathered(self) -> msgspec.Struct:
+        async with self._opening() as lives:
+            self._begin(lives.first)
             said = [Said() for _ in self.asked.calls]
 
             def gather(index: int, delta: Part) -> bool:
@@ -66,10 +77,7 @@ class Giving:
                 async for index, delta in deltas:
                     self._take(index, delta)
                     said[index].take(delta)
-            body = self.asked.shape.whole(self._head(lives), said, self._end())
-        spent_ms = round((self.clock.monotonic() - self.exchange.started_s) * 1000)
-        headers = [*self._headers(), (b"openai-processing-ms", str(spent_ms).encode())]
-        await send_json(self.exchange, send, body, headers=headers)
+            return self.asked.shape.whole(self._head(lives), said, self._end())
 
     async def stream(self, events: EventStream) -> None:
         """Give the answer as it comes; what is there at once is written at once.
@@ -79,7 +87,16 @@ class Giving:
         Raises:
             PdbusError: `events` has been given all text that came before.
         """
-        async with self._opened() as lives:
+        try:
+            last = await self._streamed(events)
+        except PdbusError as error:
+            raise self._named(error) from error
+        await events.close(last)
+
+    async def _streamed(self, events: EventStream) -> bytes:
+        """Write all but the last events, and return those."""
+        async with self._opening() as lives:
+            self._begin(lives.first)
             frames = self.frames = self.asked.shape.frames(self._head(lives))
             offer = partial(self._write_now, frames, events)
             batch = b""
@@ -95,12 +112,11 @@ class Giving:
                         if batch and (due or len(batch) >= _BATCH_BYTES):
                             await events.write(batch)
                             batch = b""
-                last = frames.end(self._end())
+                return batch + frames.end(self._end())
             except PdbusError:
                 if batch:
                     await events.write(batch)
                 raise
-        await events.close(batch + last)
 
     def _write_now(self, frames: Frames, events: EventStream, index: int, part: Part) -> bool:
         """Write plain text where it arrives; nothing that came before waits when this is called."""
@@ -161,22 +177,15 @@ class Giving:
         self.tally.end(finishes, usage)
         return usage
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[Lives]:
-        """Open the calls; if the block does not come to its end, they are given up."""
-        opening = open_all(
+    def _opening(self) -> AbstractAsyncContextManager[Lives]:
+        """Open the calls for a block; if it does not come to its end, they are given up."""
+        return open_all(
             self.calls,
             self.asked.calls,
             at_once=self.at_once,
             clock=self.clock,
             why=lambda: self.exchange.abandoned or "not_delivered",
         )
-        try:
-            async with opening as lives:
-                self._begin(lives.first)
-                yield lives
-        except PdbusError as error:
-            raise self._named(error) from error
 
     def _begin(self, live: Live) -> None:
         self.live = live
