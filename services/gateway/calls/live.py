@@ -276,4 +276,6 @@ class LiveCall:
 
     def _close(self, failure: PdbusError | None) -> None:
         self.log.end(failure)
+        # Requests that end in circles would stay until a collection, with all that was said.
+        self._readers.clear()
         self._opened.set()

@@ -25,7 +25,7 @@ from libs.telemetry import (
 )
 from proto.errors import ErrorCode, PdbusError
 from proto.ids import RequestId, new_request_id
-from services.gateway.edge.connection import PRESENCE, Presence
+from services.gateway.edge.connection import BODY, PRESENCE, Presence
 from services.gateway.edge.visitor import ANYBODY, Visitor
 
 __all__ = ["OTHER", "Exchange", "Exchanges", "exchange_of", "header"]
@@ -131,6 +131,8 @@ class Exchanges:
                     await self._app(scope, receive, send)
             finally:
                 self._close(exchange, scope)
+                # It knows the scope in turn, and what goes in circles stays until a collection.
+                scope.pop(BODY, None)
 
     def _open(self, scope: Scope) -> Exchange:
         rid = new_request_id(self._clock.unix_ms(), self._clock.entropy)
