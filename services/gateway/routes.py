@@ -111,9 +111,10 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/responses"): responses,
     }
+    door = Middleware(Door, directory=directory, routes=_API_ROUTES)
     middleware = [
         Middleware(Exchanges, clock=clock),
-        Middleware(Door, directory=directory, routes=_API_ROUTES),
+        *([door] if directory is not None else ()),
         Middleware(Switch, direct=direct),
     ]
     return _application(routes, middleware)

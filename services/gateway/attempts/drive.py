@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,7 @@ from services.gateway.attempts.follow import Follower
 from services.gateway.attempts.place import find_place
 from services.gateway.attempts.recovery import Recovery
 from services.gateway.attempts.start import AttemptLost, start_both, stop_both
+from services.gateway.later import later
 from services.gateway.ports import Ports
 
 __all__ = ["Attempts", "Outcome"]
@@ -224,7 +226,7 @@ class Attempts:
         )
 
     async def _place(self, rest: Call, exclude: tuple[WorkerRef, ...]) -> Plan:
-        ports, rid = self._ports, self._call.rid
+        ports = self._ports
         asked_ms = ports.chronicle.now_ms()
         self._unsure = True
         known, self.known = self.known, None
@@ -242,11 +244,13 @@ class Attempts:
             self._unsure = refusal.code not in _NO_PLACE
             raise
         self._unsure = False
-        facts = _facts(plan)
-        now_ms = ports.chronicle.now_ms()
-        ports.chronicle.stage(EventKind.STAGE_PLACE, rid, self._number, asked_ms, now_ms, **facts)
-        ports.chronicle.fact(EventKind.REQUEST_ASSIGNED, rid, self._number, **facts)
+        later(partial(self._tell_place, plan, self._number, asked_ms, ports.chronicle.now_ms()))
         return plan
+
+    def _tell_place(self, plan: Plan, number: int, asked_ms: float, placed_ms: float) -> None:
+        tell, rid, facts = self._ports.chronicle, self._call.rid, _facts(plan)
+        tell.stage(EventKind.STAGE_PLACE, rid, number, asked_ms, placed_ms, **facts)
+        tell.fact(EventKind.REQUEST_ASSIGNED, rid, number, **facts)
 
     # After a loss
 

@@ -96,17 +96,26 @@ class Follower:
         self._failed_s = 0.0
         self._replays = 0
 
-    def deliver(self, message: StreamMessage) -> None:
-        """Take a message from the mailroom; returns at once."""
+    def deliver(self, message: StreamMessage, now_s: float) -> None:
+        """Take a message that came at a monotonic time from the mailroom; returns at once."""
         if not self._running:
             self._inbox.append(message)
             return
-        if self._smooth and isinstance(message, TokenChunk) and self._goes_on(message):
-            self._decode_heard_s = self._clock.monotonic()
-            self._plain(message)
-            return
+        if self._smooth and isinstance(message, TokenChunk):
+            # The next tokens of this attempt, and not its last: all that is done for them is here.
+            assembler, tokens = self._assembler, len(message.ids) // 4
+            if (
+                message.offset == assembler.next
+                and tokens
+                and message.finish is None
+                and message.attempt == self._attempt
+            ):
+                assembler.next += tokens
+                self._decode_heard_s = now_s
+                self._plain(message)
+                return
         try:
-            for chunk in self._take(message):
+            for chunk in self._take(message, now_s):
                 self._last = chunk
                 self._emit(chunk)
         except PdbusError as error:
@@ -116,19 +125,6 @@ class Follower:
         self._smooth = begun and not amiss
         if amiss:
             self._arrived.set()
-
-    def _goes_on(self, chunk: TokenChunk) -> bool:
-        """Take the next tokens, if these are the next, of this attempt, and not its last."""
-        assembler, tokens = self._assembler, len(chunk.ids) // 4
-        if (
-            chunk.offset != assembler.next
-            or not tokens
-            or chunk.finish is not None
-            or chunk.attempt != self._attempt
-        ):
-            return False
-        assembler.next += tokens
-        return True
 
     async def run(self) -> TokenChunk:
         """Follow until the answer is complete, and return its last chunk.
@@ -141,7 +137,7 @@ class Follower:
         if self._joining:
             await self._replay()
         while self._inbox:
-            self.deliver(self._inbox.popleft())
+            self.deliver(self._inbox.popleft(), self._clock.monotonic())
         while True:
             if self._broken is not None:
                 raise self._broken
@@ -166,11 +162,10 @@ class Follower:
             timer.cancel()
         self._arrived.clear()
 
-    def _take(self, message: StreamMessage) -> list[TokenChunk]:
+    def _take(self, message: StreamMessage, now: float) -> list[TokenChunk]:
         if message.attempt != self._placement.attempt:
             count(names.GATEWAY_STALE)
             return []
-        now = self._clock.monotonic()
         if isinstance(message, TokenChunk):
             if not self._attached:
                 # The replay that attaches brings it again.

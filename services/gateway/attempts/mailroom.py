@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from libs.bus.api import Bus, Subscription
+from libs.clock.api import Clock
 from libs.telemetry import count, names
 from proto import subjects
 from proto.gateway import StreamBatch, StreamMessage
@@ -12,7 +13,8 @@ from proto.ids import Incarnation, InstanceId, Nonce
 
 __all__ = ["Mailroom"]
 
-Deliver = Callable[[StreamMessage], None]
+Deliver = Callable[[StreamMessage, float], None]
+"""Takes a message, and the monotonic time at which it came."""
 
 
 class Mailroom:
@@ -22,8 +24,11 @@ class Mailroom:
     its first message.
     """
 
-    def __init__(self, *, bus: Bus, gateway: InstanceId, incarnation: Incarnation) -> None:
+    def __init__(
+        self, *, bus: Bus, clock: Clock, gateway: InstanceId, incarnation: Incarnation
+    ) -> None:
         self._bus = bus
+        self._clock = clock
         self._subject = subjects.tokens_of_gateway(gateway, incarnation)
         self._boxes: dict[str, Deliver] = {}
         self._subscription: Subscription | None = None
@@ -56,9 +61,10 @@ class Mailroom:
             items = message.items
         else:
             items = ((subject.rpartition(".")[2], message),)
+        boxes, now_s = self._boxes, self._clock.monotonic()
         for nonce, part in items:
-            deliver = self._boxes.get(nonce)
+            deliver = boxes.get(nonce)
             if deliver is None:
                 count(names.GATEWAY_STALE)
             else:
-                deliver(part)
+                deliver(part, now_s)

@@ -25,14 +25,23 @@ class AnswerLog:
         if self.ended:
             return
         self.parts.append(part)
-        if self._waiting:
-            self._tell(part)
+        woken = False
+        for waiter, offer in self._waiting:
+            # One that was cancelled is not yet out of its wait.
+            if not waiter.done() and (offer is None or not offer(part)):
+                waiter.set_result(len(self.parts) - 1)
+                woken = True
+        if woken:
+            self._forget_woken()
 
     def end(self, failure: PdbusError | None) -> None:
         """Close the log; the first end stands."""
         if not self.ended:
             self.ended, self.failure = True, failure
-            self._tell(None)
+            for waiter, _ in self._waiting:
+                if not waiter.done():
+                    waiter.set_result(len(self.parts))
+            self._forget_woken()
 
     async def changed(self, offer: Callable[[Part], bool] | None = None) -> int:
         """Wait until something was added, or the log has ended; return how many parts were taken.
@@ -47,14 +56,5 @@ class AnswerLog:
         finally:
             self._waiting = [one for one in self._waiting if one[0] is not waiter]
 
-    def _tell(self, part: Part | None) -> None:
-        woken = False
-        for waiter, offer in self._waiting:
-            if waiter.done():
-                # Cancelled, and not yet out of its wait.
-                continue
-            if part is None or offer is None or not offer(part):
-                waiter.set_result(len(self.parts) - (part is not None))
-                woken = True
-        if woken:
-            self._waiting = [one for one in self._waiting if not one[0].done()]
+    def _forget_woken(self) -> None:
+        self._waiting = [one for one in self._waiting if not one[0].done()]

@@ -62,7 +62,7 @@ class Coordinator:
         sink = Sink(gateway=identity.instance, incarnation=identity.incarnation)
         self._ledger = Ledger(store=store, clock=clock, sink=sink)
         self._mailroom = Mailroom(
-            bus=bus, gateway=identity.instance, incarnation=identity.incarnation
+            bus=bus, clock=clock, gateway=identity.instance, incarnation=identity.incarnation
         )
         self._ports = Ports(
             bus=bus,

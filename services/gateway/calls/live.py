@@ -19,6 +19,7 @@ from services.gateway.calls.endings import Endings, Superseded
 from services.gateway.calls.guest import Guest
 from services.gateway.calls.reader import Reader
 from services.gateway.calls.stored import keep_result
+from services.gateway.later import later
 from services.gateway.ledger import Taken
 from services.gateway.ports import Ports
 
@@ -174,14 +175,18 @@ class LiveCall:
         self._endings.accepted = record
         self._created_ms = record.created_ms
         ports.budget.accept(ports.clock.monotonic())
-        ports.chronicle.fact(
+        later(self._tell_accepted)
+        await self._complete(self._attempts, None)
+
+    def _tell_accepted(self) -> None:
+        call = self.call
+        self._ports.chronicle.fact(
             EventKind.REQUEST_ACCEPTED,
             call.rid,
             prompt_tokens=call.prompt_tokens,
             max_tokens=call.sampling.max_tokens,
             model=call.model,
         )
-        await self._complete(self._attempts, None)
 
     async def _follow(self, record: RequestRecord) -> None:
         """Follow a request that another gateway owns, until it ends or must be taken over."""

@@ -73,16 +73,15 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Outbound] = []
+        self.waiting: list[Outbound] = []
+        """Connections that write at the end of this turn; the first one asks for that."""
 
-    def add(self, outbound: Outbound) -> None:
-        """Have a connection write at the end of this turn."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._leave)
-        self._waiting.append(outbound)
+    def ask(self) -> None:
+        """Have those write that will wait by the end of this turn."""
+        asyncio.get_running_loop().call_soon(self._leave)
 
     def _leave(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for outbound in waiting:
             outbound.leave()
 
@@ -101,7 +100,10 @@ class Outbound:
     def write(self, data: bytes) -> None:
         """Write at the end of this turn, or at once where there is much."""
         if not self._parts:
-            self._turn.add(self)
+            waiting = self._turn.waiting
+            if not waiting:
+                self._turn.ask()
+            waiting.append(self)
         self._parts.append(data)
         self._bytes += len(data)
         if self._bytes > _TURN_BYTES:
@@ -184,6 +186,16 @@ class Body:
     def write(self, data: bytes) -> None:
         """Write a part that is not empty; only while it is free."""
         self._write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def end(self, data: bytes) -> None:
+        """Write the last part, which is not empty, and end the answer; only while it is free."""
+        cycle = self._cycle
+        self._write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
 
 class Presence:

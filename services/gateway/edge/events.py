@@ -107,7 +107,12 @@ class EventStream:
 
     async def close(self, data: bytes = b"") -> None:
         """Write the last events and end the answer."""
-        await self._put(data, more=False)
+        if self._body is None or not data or not self.free:
+            await self._put(data, more=False)
+            return
+        self._exchange.complete = True
+        self._body.end(data)
+        self._last_s = self._clock.monotonic()
 
     def pace(self, *, ping_s: float, slow_s: float) -> Pace:
         """Return what writes a comment whenever nothing was written for `ping_s`.

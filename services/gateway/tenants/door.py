@@ -24,13 +24,11 @@ class Door:
     """Middleware within `Exchanges`.
 
     Args:
-        directory: None lets everybody in, as one tenant without limits.
+        directory: who may come in.
         routes: paths of the API, and the name of each as a label.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, directory: Directory | None, routes: Mapping[str, str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, directory: Directory, routes: Mapping[str, str]) -> None:
         self._app = app
         self._directory = directory
         self._routes = routes
@@ -38,7 +36,7 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one exchange in, or refuse it."""
         path: str = scope["path"]
-        if self._directory is None or scope["type"] != "http" or path in _OPEN:
+        if scope["type"] != "http" or path in _OPEN:
             await self._app(scope, receive, send)
             return
         exchange = exchange_of(scope)

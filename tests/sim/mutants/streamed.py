@@ -71,8 +71,8 @@ def _one_nonce(_entropy: Any) -> str:
 _take = Follower._take
 
 
-def _any_attempt(self: Any, message: Any) -> Any:
-    return _take(self, msgspec.structs.replace(message, attempt=self._placement.attempt))
+def _any_attempt(self: Any, message: Any, now: float) -> Any:
+    return _take(self, msgspec.structs.replace(message, attempt=self._placement.attempt), now)
 
 
 def _endless(self: Any, code: Any, **_kwargs: Any) -> str | None:

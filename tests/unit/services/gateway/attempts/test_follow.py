@@ -87,9 +87,9 @@ def test_an_old_copy_is_no_sign_of_life(offset: int, heard_s: float) -> None:
     hands = Hands()
     follower = follower_of(hands, [], [])
     hands.now = 1.0
-    assert follower._take(chunk(0)) + follower._take(chunk(1)) == [chunk(0), chunk(1)]
+    assert follower._take(chunk(0), 1.0) + follower._take(chunk(1), 1.0) == [chunk(0), chunk(1)]
     hands.now = 5.0
-    follower._take(chunk(offset))
+    follower._take(chunk(offset), 5.0)
     assert follower._decode_heard_s == heard_s
 
 
@@ -99,43 +99,45 @@ def test_plain_tokens_take_the_short_way() -> None:
     follower = follower_of(hands, emitted, plain)
     follower._running = True
     for found in (chunk(0), chunk(1), chunk(2), chunk(2), chunk(1), chunk(3, attempt=1)):
-        follower.deliver(found)
+        follower.deliver(found, hands.now)
     assert (emitted, plain) == ([0], [1, 2])
-    follower.deliver(chunk(4))
+    follower.deliver(chunk(4), hands.now)
     assert follower._arrived.is_set()
     assert (emitted, plain) == ([0], [1, 2])
-    follower.deliver(chunk(3))
+    follower.deliver(chunk(3), hands.now)
     assert (emitted, plain) == ([0, 3, 4], [1, 2])
     hands.now = 3.0
-    follower.deliver(chunk(5))
+    follower.deliver(chunk(5), hands.now)
     assert follower._decode_heard_s == hands.now
-    follower.deliver(chunk(6, finish=FinishReason.STOP))
-    follower.deliver(chunk(7))
+    follower.deliver(chunk(6, finish=FinishReason.STOP), hands.now)
+    follower.deliver(chunk(7), hands.now)
     assert (emitted, plain) == ([0, 3, 4, 6], [1, 2, 5])
 
 
 def test_a_failed_attempt_goes_on_with_the_long_way() -> None:
     """What comes behind the news of a failure is not taken for a sign that all is well."""
-    emitted, plain = list[int](), list[int]()
-    follower = follower_of(Hands(), emitted, plain)
+    hands, emitted, plain = Hands(), list[int](), list[int]()
+    follower = follower_of(hands, emitted, plain)
     follower._running = True
-    follower.deliver(chunk(0))
-    follower.deliver(AttemptFailed(attempt=0, role=Role.DECODE, code=ErrorCode.DECODE_LOST))
-    follower.deliver(chunk(1))
+    follower.deliver(chunk(0), hands.now)
+    follower.deliver(
+        AttemptFailed(attempt=0, role=Role.DECODE, code=ErrorCode.DECODE_LOST), hands.now
+    )
+    follower.deliver(chunk(1), hands.now)
     assert (emitted, plain) == ([0, 1], [])
     assert follower._arrived.is_set()
 
 
 def test_a_token_proves_that_prefill_is_done() -> None:
     """No token takes the short way while it is not known that prefill has done its part."""
-    emitted, plain = list[int](), list[int]()
-    follower = follower_of(Hands(), emitted, plain, role=Role.PREFILL)
+    hands, emitted, plain = Hands(), list[int](), list[int]()
+    follower = follower_of(hands, emitted, plain, role=Role.PREFILL)
     follower._running = True
     follower._assembler.resume(3)
-    follower.deliver(StillHere(attempt=0, role=Role.PREFILL))
-    follower.deliver(chunk(3))
+    follower.deliver(StillHere(attempt=0, role=Role.PREFILL), hands.now)
+    follower.deliver(chunk(3), hands.now)
     assert follower._prefill_done
-    follower.deliver(chunk(4))
+    follower.deliver(chunk(4), hands.now)
     assert (emitted, plain) == ([3], [4])
 
 
@@ -144,6 +146,6 @@ async def test_what_came_early_is_taken_in_order() -> None:
     hands, emitted, plain = Hands(), list[int](), list[int]()
     follower = follower_of(hands, emitted, plain)
     for found in (chunk(0), chunk(1), chunk(2, finish=FinishReason.STOP)):
-        follower.deliver(found)
+        follower.deliver(found, hands.now)
     assert (await asyncio.wait_for(follower.run(), 1.0)).offset == 2
     assert (emitted, plain) == ([0, 2], [1])
