@@ -33,8 +33,8 @@ _WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
 class _Look:
     """What was seen of the fleet a moment ago; several things are asked of it for each request."""
 
-    changes: int
-    """How much the fleet had changed until then."""
+    version: int
+    """Of the fleet then."""
     until_s: float
     routed: bool
     serving: tuple[Heartbeat, ...]
@@ -105,13 +105,13 @@ class GatewayFleet:
         return self._look().models
 
     def _look(self) -> _Look:
-        now_s, changes = self._clock.monotonic(), self.fleet.version
+        now_s, version = self._clock.monotonic(), self.fleet.version
         last = self._last_look
-        if last is not None and last.changes == changes and now_s < last.until_s:
+        if last is not None and last.version == version and now_s < last.until_s:
             return last
         serving = self._serving(now_s)
         look = self._last_look = _Look(
-            changes=changes,
+            version=version,
             until_s=now_s + _LOOK_S,
             routed=bool(self.fleet.usable(now_s, Role.ROUTER)),
             serving=serving,

@@ -111,12 +111,9 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/responses"): responses,
     }
-    door = Middleware(Door, directory=directory, routes=_API_ROUTES)
-    middleware = [
-        Middleware(Exchanges, clock=clock),
-        *([door] if directory is not None else ()),
-        Middleware(Switch, direct=direct),
-    ]
+    middleware = [Middleware(Exchanges, clock=clock), Middleware(Switch, direct=direct)]
+    if directory is not None:
+        middleware.insert(1, Middleware(Door, directory=directory, routes=_API_ROUTES))
     return _application(routes, middleware)
 
 

@@ -41,7 +41,7 @@ async def test_exchanges_are_freed_as_they_end(rig: Rig, *, stream: bool):
             writer.write(request(stream=stream))
             await reader.readuntil(b"0\r\n\r\n" if stream else b"}}")
             await asyncio.sleep(0.01)
-        assert sum(isinstance(one, Exchange) for one in gc.get_objects()) <= 1
+        assert sum(type(one) is Exchange for one in gc.get_objects()) <= 1
         writer.close()
 
 

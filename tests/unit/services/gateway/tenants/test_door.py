@@ -56,7 +56,9 @@ class Answer:
 async def house(path: Path | None) -> tuple[Any, Inside]:
     inside = Inside()
     clock = SystemClock()
-    directory = await asyncio.to_thread(Directory, path, clock=clock) if path else None
+    if path is None:
+        return Exchanges(inside, clock=clock), inside
+    directory = await asyncio.to_thread(Directory, path, clock=clock)
     door = Door(inside, directory=directory, routes={PATH: PATH})
     return Exchanges(door, clock=clock), inside
 
