@@ -78,7 +78,11 @@ def _stride(slab_bytes: int) -> int:
 
 def _listed(number: int, maker: int) -> int:
     """Return the length of a segment of a process, 0 if there is none."""
-    for line in _LISTED.read_text().splitlines()[1:]:
+    try:
+        lines = _LISTED.read_text().splitlines()[1:]
+    except OSError as error:
+        raise SegmentError(f"{_LISTED}: {error.strerror}") from error
+    for line in lines:
         words = line.split()
         if int(words[_ID]) == number and int(words[_MAKER]) == maker:
             return int(words[_SIZE])

@@ -56,6 +56,16 @@ def test_only_what_a_process_has_made_is_joined(change: str) -> None:
         Segment.join(**facts)
 
 
+def test_where_segments_are_not_listed_none_is_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that cannot see whose a segment is leaves it alone."""
+    made = Segment.make(1, SLAB)
+    monkeypatch.setattr(segments, "_LISTED", tmp_path / "shm")
+    with pytest.raises(SegmentError, match="No such file"):
+        Segment.join(made.number, os.getpid(), 1, SLAB)
+
+
 def test_more_than_the_system_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no shared memory left, whoever wants some hears why."""
     monkeypatch.setattr(segments, "_stride", lambda slab_bytes: -slab_bytes)
