@@ -375,9 +375,8 @@ def _trace_headers() -> dict[str, str] | None:
 
 
 def _understand(msg: Delivery, reply: type[ReplyT]) -> ReplyT:
-    headers = msg.headers
     try:
-        if SERVICE_ERROR_CODE not in headers:
+        if not msg.head or SERVICE_ERROR_CODE not in msg.headers:
             return decode(msg.data, reply)
         refusal = decode(msg.data, ErrorReply)
     except ProtocolError as error:

@@ -175,8 +175,8 @@ class Link:
         """
         client = self.client
         head = head_of(headers)
-        size = len(data) + len(head or b"")
-        if client.is_connected and size > client.max_payload:
+        size = len(data) + len(head) if head else len(data)
+        if size > client.max_payload and client.is_connected:
             self._refuse_size(subject, size)
         try:
             client.send(subject, reply, data, head)
@@ -201,7 +201,7 @@ class Link:
         if timeout_s <= 0:
             raise RequestTimeout("there was no time left to ask")
         head = head_of(headers)
-        size = len(data) + len(head or b"")
+        size = len(data) + len(head) if head else len(data)
         if size > client.max_payload:
             self._refuse_size(subject, size)
         if client.pending_data_size > _CONGESTED_BYTES:

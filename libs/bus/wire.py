@@ -83,18 +83,22 @@ class WireClient(Client):
         """
         if not _SUBJECT.fullmatch(subject):
             raise errors.BadSubjectError
-        if self.is_closed:
-            raise errors.ConnectionClosedError
-        if self.is_draining_pubs:
-            raise errors.ConnectionDrainingError
-        if not self.is_connected:
-            raise errors.OutboundBufferLimitError
+        if self._status != Client.CONNECTED:
+            self._check_open()
         frame = frame_of(subject, reply, data, head)
         self._pending.append(frame)
         self._pending_data_size += len(frame)
         if not self._leaving:
             self._leaving = True
             asyncio.get_running_loop().call_soon(self._leave)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise errors.ConnectionClosedError
+        if self.is_draining_pubs:
+            raise errors.ConnectionDrainingError
+        if not self.is_connected:
+            raise errors.OutboundBufferLimitError
 
     def _leave(self) -> None:
         self._leaving = False

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -18,7 +18,42 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
-__all__ = ["QuietBlock", "QuietTracerProvider"]
+__all__ = ["QuietBlock", "QuietSpan", "QuietTracerProvider", "current_span"]
+
+(_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
+"""Where a context keeps its span."""
+
+
+def current_span() -> Span:
+    """Return the current span, as `get_current_span` does for whoever put in a span."""
+    return cast("Span", otel_context.get_current().get(_KEY, trace.INVALID_SPAN))
+
+
+class QuietSpan(NonRecordingSpan):
+    """A span that is nothing but its `traceparent`: it is read as it came, and passed on so."""
+
+    def __init__(self, traceparent: str) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        self.traceparent = traceparent
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace, 32 hex digits."""
+        return self.traceparent[3:35]
+
+    def context(self) -> Context:
+        """Return a context with nothing but this span."""
+        return Context({_KEY: self})
+
+    def get_span_context(self) -> SpanContext:
+        """Return what it says, for OpenTelemetry's own readers."""
+        _, trace_id, span_id, flags = self.traceparent.split("-")
+        return SpanContext(
+            trace_id=int(trace_id, 16),
+            span_id=int(span_id, 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(flags, 16)),
+        )
 
 
 class QuietTracerProvider(trace.TracerProvider):
@@ -49,12 +84,14 @@ class QuietBlock:
         self._token: Token[Context] | None = None
 
     def __enter__(self) -> Span:
-        current = trace.get_current_span()
+        current = current_span()
+        if type(current) is QuietSpan:
+            # It is the current one already.
+            return current
         context = current.get_span_context()
         if context.is_valid:
-            # It is the current one already.
             return current if type(current) is NonRecordingSpan else NonRecordingSpan(context)
-        made = self._tracer.start_span("")
+        made = self._tracer.root()
         self._token = otel_context.attach(trace.set_span_in_context(made))
         return made
 
@@ -96,6 +133,11 @@ class _QuietTracer(trace.Tracer):
             yield made
         finally:
             otel_context.detach(token)
+
+    def root(self) -> QuietSpan:
+        """Return a span of a new trace."""
+        trace_id, span_id = self._ids.generate_trace_id(), self._ids.generate_span_id()
+        return QuietSpan(f"00-{trace_id:032x}-{span_id:016x}-01")
 
     def _root(self) -> SpanContext:
         return SpanContext(

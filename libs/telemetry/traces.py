@@ -32,7 +32,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.telemetry.attributes import ERROR_TYPE
-from libs.telemetry.quiet import QuietTracerProvider
+from libs.telemetry.quiet import QuietSpan, QuietTracerProvider, current_span
 from proto.errors import ErrorCode, PdbusError
 
 __all__ = [
@@ -62,6 +62,8 @@ _QUEUE_SPANS = 4096
 _propagator = TraceContextTextMapPropagator()
 _PLAIN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 """A `traceparent` of the only version there is; whatever else is the propagator's to judge."""
+_NOBODY = re.compile(r"-0{16}")
+"""An id that may be nothing but zeros; such an id is none."""
 
 
 def recording() -> bool:
@@ -196,7 +198,10 @@ class _Attached:
 
 def traceparent() -> tuple[str | None, str | None]:
     """Return the current context as W3C `traceparent` and `tracestate`, None if there is none."""
-    current = trace.get_current_span().get_span_context()
+    now = current_span()
+    if type(now) is QuietSpan:
+        return now.traceparent, None
+    current = now.get_span_context()
     if not current.is_valid:
         return None, None
     parent = f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
@@ -205,7 +210,10 @@ def traceparent() -> tuple[str | None, str | None]:
 
 def trace_id() -> str | None:
     """Return the id of the current trace, 32 hex digits."""
-    context = trace.get_current_span().get_span_context()
+    now = current_span()
+    if type(now) is QuietSpan:
+        return now.trace_id
+    context = now.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else None
 
 
@@ -255,6 +263,8 @@ def _extract(traceparent: str | None, tracestate: str | None) -> Context:
     if not traceparent:
         return Context()
     plain = None if tracestate else _PLAIN.fullmatch(traceparent)
+    if plain is not None and not recording() and not _NOBODY.search(traceparent):
+        return QuietSpan(traceparent).context()
     if plain is not None:
         caller = SpanContext(
             trace_id=int(plain[1], 16),

@@ -150,14 +150,15 @@ class Emitter:
             return
         self._overflowing = False
         # What belongs to no request has no company.
-        whose = fact.rid or fact.dedup_key
+        key = fact.dedup_key
+        whose = fact.rid or key
         gathered = self._gathered.get(whose)
         if gathered is None:
             gathered = self._gathered[whose] = _Gathered(self._clock.monotonic() + _HOLD_S)
-        if fact.dedup_key in gathered.events:
+        if key in gathered.events:
             count(names.BUS_EVENTS_PUBLISHED, outcome="duplicate")
             return
-        gathered.events[fact.dedup_key] = fact
+        gathered.events[key] = fact
         self._held += 1
         self._empty.clear()
         self._work.set()
@@ -282,8 +283,10 @@ class Emitter:
         waiting = self._open.pop(msg.subject, None)
         if waiting is None:
             return
-        self._answered.set()
-        if msg.headers.get(_STATUS) is not None:
+        if not self._open:
+            # The round waits for the last answer, whatever the others are.
+            self._answered.set()
+        if msg.head and msg.headers.get(_STATUS) is not None:
             # Nobody holds the stream now.
             self._ensured = False
             self._failed.append(waiting)

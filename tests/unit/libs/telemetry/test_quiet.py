@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from libs.telemetry import attach, linked_root, span, trace_id, traceparent
 from libs.telemetry.quiet import QuietTracerProvider
 from libs.telemetry.traces import make_tracer_provider
 
@@ -73,3 +75,74 @@ def test_a_context_may_be_given():
     ):
         assert current() == CALLER
         assert trace.get_current_span().get_span_context() != outer.get_span_context()
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Let this process export nothing."""
+    provider = QuietTracerProvider()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("given", [CALLER, CALLER[:-2] + "00"])
+def test_a_callers_header_is_passed_on_as_it_came(given: str):
+    """It is the trace of all that is done for it, for our own readers and for OpenTelemetry's."""
+    with attach(given):
+        assert traceparent() == (given, None)
+        assert current() == given
+        with span("work") as work:
+            assert not work.is_recording()
+            assert trace_id() == "ab" * 16
+            assert traceparent() == (given, None)
+            context = work.get_span_context()
+            assert (context.trace_id, context.span_id) == (int("ab" * 16, 16), int("cd" * 8, 16))
+            assert context.trace_flags.sampled == given.endswith("01")
+    assert traceparent() == (None, None)
+    assert trace_id() is None
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "nonsense",
+        CALLER.upper(),
+        CALLER + "-00",
+        "00-" + "0" * 32 + "-" + "cd" * 8 + "-01",
+        "00-" + "ab" * 16 + "-" + "0" * 16 + "-01",
+        "ff" + CALLER[2:],
+    ],
+)
+def test_without_a_good_header_work_has_a_trace_of_its_own(header: str | None):
+    """What no caller can have meant is no parent, and two pieces of work share nothing."""
+    seen = set()
+    for _ in range(2):
+        with attach(header):
+            assert traceparent() == (None, None)
+            with span("work"):
+                parent, state = traceparent()
+                assert parent is not None
+                assert (parent[:3], parent[-3:], state) == ("00-", "-01", None)
+                assert current() == parent
+                seen.add(trace_id())
+    assert len(seen) == 2
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_small_trace_id_and_a_state_are_kept():
+    """They come by the general way."""
+    small = "00-" + "0" * 30 + "ab-" + "cd" * 8 + "-01"
+    with attach(small):
+        assert traceparent() == (small, None)
+    with attach(CALLER, "vendor=1"):
+        assert traceparent() == (CALLER, "vendor=1")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_work_that_nobody_waits_for_has_a_trace_of_its_own():
+    """It has its cause's decision to sample, and not its ids."""
+    with linked_root("later", (CALLER, None)):
+        assert trace_id() not in {None, "ab" * 16}
