@@ -20,10 +20,11 @@ from pathlib import Path
 from libs.transfer.ucx.lanes import lane_options
 from ops.bench.kv.contest import Contestant, Score, Unavailable
 from ops.bench.kv.extras import measure_idle, measure_overlap, measure_parted
-from ops.bench.kv.floor import Copies, Memcpy, Perftest, Pieces, Read, Tcp
+from ops.bench.kv.floor import Memcpy, Perftest, Pieces, Read, Tcp
 from ops.bench.kv.hops import Hops
 from ops.bench.kv.ours import Ours
 from ops.bench.kv.peers import KINDS, Peer, install
+from ops.bench.kv.pieces.copies import Copies
 from ops.bench.kv.shapes import Cell, cells
 from ops.bench.kv.table import print_cell, print_ratios
 from proto.kv import Lane

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from statistics import median
 
 from ops.bench.kv.contest import ROOT, Contestant, Score, Unavailable, program
-from ops.bench.kv.floor import Copies, Tcp
+from ops.bench.kv.floor import Tcp
 from ops.bench.kv.hops import Hops
 from ops.bench.kv.ours import Ours
+from ops.bench.kv.pieces.copies import Copies
 from ops.bench.kv.serve import CHUNK_BYTES
 from ops.bench.kv.shapes import LAYOUTS, Cell
 from ops.bench.kv.table import verdict

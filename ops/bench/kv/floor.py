@@ -1,6 +1,6 @@
 """What the machine can do: one copy in one process, one out of another, a plain socket.
 
-Most move one run of bytes, two the pieces that a cell has; nobody asks and nobody is told.
+Most move one run of bytes, one the pieces that a cell has; nobody asks and nobody is told.
 `python -m ops.bench.kv.floor --fd N` is the other process.
 """
 
@@ -14,25 +14,22 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libs.transfer.api import KvLayout, PagePool
-from libs.transfer.pages import Pages, PageStore
+from libs.transfer.pages import Pages
 from libs.transfer.reach import ENTRY, Table, pull, table_of
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of
 from ops.bench.kv.shapes import Cell, memory, places
 
-__all__ = ["Copies", "Memcpy", "Perftest", "Pieces", "Read", "Tcp", "main"]
+__all__ = ["Memcpy", "Perftest", "Pieces", "Read", "Tcp", "main"]
 
 _BUFFER = 4 << 20
 _MOST_PIECES = 1 << 15
-_CHUNK = 4 << 20
-"""As much as planes gather at once."""
 _RATE = re.compile(r"^Final:\s+\d+\s+\S+\s+\S+\s+\S+\s+(\S+)", re.MULTILINE)
 
 
@@ -117,44 +114,6 @@ class Pieces:
     def close(self) -> None:
         """End the other process."""
         self._other.close()
-
-
-class Copies:
-    """A cell's pieces gathered into slabs, and scattered: two passes by two processes at once.
-
-    The time is that of the slower pass, the CPU time that of both.
-    """
-
-    name = "gather, scatter"
-
-    def prepare(self, cell: Cell) -> None:
-        """Make pages and a slab."""
-        layout = KvLayout((cell.page_bytes,) * cell.layout.buffers, (), cell.page_tokens, "")
-        size = 2 * cell.pages * cell.page_bytes
-        pools = [memory(size).reshape(-1, cell.page_bytes) for _ in layout.page_bytes]
-        self._store = PageStore(layout, PagePool(pools), PagePool(()))
-        self._slab = memory(max(_CHUNK, self._store.page_bytes))
-
-    def run(self, cell: Cell, transfers: int) -> Round:
-        """Copy out, then copy in, chunk by chunk."""
-        used = time.process_time()
-        passes = [
-            self._pass(copy, places(cell, seed), transfers)
-            for seed, copy in enumerate((self._store.gather_pages, self._store.scatter_pages))
-        ]
-        used = time.process_time() - used
-        return Round(max(passes), used, cell.moved * transfers, transfers)
-
-    def _pass(self, copy: Callable[..., int], pages: Pages, times: int) -> float:
-        step = len(self._slab) // self._store.page_bytes
-        began = time.perf_counter()
-        for _ in range(times):
-            for at in range(0, len(pages), step):
-                copy(pages[at : at + step], self._slab)
-        return time.perf_counter() - began
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _runs(bases: Sequence[int], pages: Pages, page_bytes: int) -> Table:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ops.bench.kv.contest import Score
-from ops.bench.kv.floor import Copies, Pieces
+from ops.bench.kv.floor import Pieces
 from ops.bench.kv.hops import Hops
+from ops.bench.kv.pieces.copies import Copies
 from ops.bench.kv.shapes import Cell
 
 __all__ = ["print_cell", "print_ratios", "verdict"]

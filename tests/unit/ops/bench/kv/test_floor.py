@@ -7,7 +7,8 @@ import pytest
 
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.pages import PageStore
-from ops.bench.kv.floor import Copies, Pieces, _runs
+from ops.bench.kv.floor import Pieces, _runs
+from ops.bench.kv.pieces.copies import Copies
 from ops.bench.kv.shapes import LAYOUTS, Cell, places
 
 
