@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -78,8 +79,8 @@ class Model:
     def first(self, sums: U64) -> int:
         """Return the digest behind the first token, from the sums over all buffers."""
         total = 0
-        for place, value in enumerate(sums.tolist()):
-            total += value * ((_mixed(place, _PLACE)) | 1)
+        for value, weight in zip(sums.tolist(), _weights_of(self.buffers), strict=True):
+            total += value * weight
         return mix_one(total + self.seed)
 
     def plan(self, prompt: Sequence[int]) -> tuple[int, ...] | None:
@@ -169,7 +170,7 @@ def prompt_states(tokens: npt.NDArray[np.uint32], seed: int) -> U64:
     """Return the state of each prompt token: a hash of it, its place and all tokens before it."""
     index = np.arange(len(tokens), dtype=np.uint64)
     own = tokens.astype(np.uint64) * np.uint64(_TOKEN) + index * np.uint64(_PLACE)
-    return mix(np.cumsum(mix(own + np.uint64(seed & _MASK)), dtype=np.uint64))
+    return mix(np.add.accumulate(mix(own + np.uint64(seed & _MASK))))
 
 
 def word_keys(buffers: int, words: int) -> U64:
@@ -264,6 +265,12 @@ def reference(
             break
         sums.add(token)
     return answer
+
+
+@cache
+def _weights_of(buffers: int) -> tuple[int, ...]:
+    """Return the odd weight of each buffer."""
+    return tuple(_mixed(place, _PLACE) | 1 for place in range(buffers))
 
 
 def _mixed(value: int, key: int) -> int:

@@ -217,7 +217,9 @@ class Batch:
                 continue
             live.computed = live.written = live.length
             self._begin_answer(live, token, now)
-        self._push(transfers, now)
+        if not self._faults.none:
+            # Without a pause between them all pages have been pushed when they were computed.
+            self._push(transfers, now)
 
     def _push(self, transfers: Transfers, now: float) -> None:
         for live in transfers.sending():

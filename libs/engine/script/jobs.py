@@ -119,6 +119,7 @@ class Jobs:
             if handle.state not in _FINAL:
                 handle.abort(detail)
             report = handle.report
+        live.over = True
         job = live.job.job
         self.queued.pop(job, None)
         if self.admitted.pop(job, None) is not None:

@@ -52,6 +52,8 @@ class LiveJob:
     stage: Stage = Stage.QUEUED
     offer: Offer | None = None
     fetch: Fetch | None = None
+    over: bool = False
+    """It has ended, well or badly, and holds nothing."""
 
     pages: list[int] = field(default_factory=list[int])
     row: int = -1
@@ -68,6 +70,8 @@ class LiveJob:
     """Tokens, of prompt and answer, whose KV is in memory."""
     produced: int = 0
     """Tokens of the answer."""
+    length: int = field(init=False)
+    """Tokens of the prompt."""
     most: int = field(init=False)
     """Most tokens of the answer."""
     plain: bool = field(init=False)
@@ -103,11 +107,7 @@ class LiveJob:
     def __post_init__(self) -> None:
         """Ask once what every step must know."""
         sampling = self.job.sampling
+        self.length = len(self.prompt)
         self.bent = not self.bend.moot
         self.most = sampling.max_tokens
         self.plain = not (sampling.stop or sampling.stop_token_ids or sampling.logprobs is not None)
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt)

@@ -116,10 +116,6 @@ class KvMemory:
         """Return the weights of all places of some spans."""
         return np.concatenate([self._weights[:size] for size in sizes])
 
-    def weights(self, places: I64) -> U64:
-        """Return the weights of places in a request."""
-        return self._weights[places]
-
     def offset(self, buffers: I64) -> I64:
         """Return how far the places of buffers are from those of the first one."""
         return self._offsets[buffers, 0]
@@ -173,7 +169,8 @@ class Spans:
         self._ends = self._starts + np.array(written, dtype=np.int64)
         own = [table[0, :size] for table, size in zip(tables, sizes, strict=True)]
         self._own: I64 = np.concatenate(own)
-        self._weights = memory.weights_of(sizes)
+        self._full = memory.weights_of(sizes)
+        self._weights = self._full.copy()
         for start, count, size in zip(starts, written, sizes, strict=True):
             self._weights[start + count : start + size] = 0
         self._turns = np.array(turns, dtype=np.int64)
@@ -185,7 +182,7 @@ class Spans:
         """Write the KV of one more token of each request."""
         ends = self._ends
         self._memory.write(self._own[ends], contents)
-        self._weights[ends] = self._memory.weights(ends - self._starts)
+        self._weights[ends] = self._full[ends]
         ends += 1
         self.left -= 1
 

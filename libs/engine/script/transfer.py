@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.engine.script.jobs import Jobs
 from libs.engine.script.live import LiveJob, Stage
-from libs.transfer.api import DataPlane, RoomState
+from libs.transfer.api import DataPlane, Fetch, Offer, RoomState
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.host import JobKind
@@ -19,12 +19,12 @@ class Transfers:
     def __init__(self, plane: DataPlane, jobs: Jobs) -> None:
         self._plane = plane
         self._jobs = jobs
-        self._open: dict[JobId, LiveJob] = {}
+        self._open: dict[JobId, tuple[LiveJob, Offer | Fetch]] = {}
 
     def offer(self, live: LiveJob) -> None:
         """Announce the room of a prefill job."""
-        live.offer = self._plane.offer(live.job.room)
-        self._open[live.job.job] = live
+        live.offer = offer = self._plane.offer(live.job.room)
+        self._open[live.job.job] = live, offer
 
     def wanted(self, live: LiveJob) -> bool:
         """Return whether decode has asked for a prefill job's room."""
@@ -37,10 +37,10 @@ class Transfers:
             self._jobs.fail(live, ErrorCode.ENGINE_ERROR, "decode job without a source")
             return
         pages = -(-live.length // self._jobs.memory.page_size)
-        live.fetch = self._plane.fetch(
+        live.fetch = fetch = self._plane.fetch(
             source, live.job.room, live.pages[:pages], row=live.row, tokens=live.length
         )
-        self._open[live.job.job] = live
+        self._open[live.job.job] = live, fetch
 
     def has_pages(self, live: LiveJob) -> bool:
         """Return whether there are complete pages that the data plane has not been given."""
@@ -70,13 +70,11 @@ class Transfers:
     def poll(self, now: float) -> list[LiveJob]:
         """End the jobs whose room failed or was sent; return those whose KV has arrived."""
         arrived: list[LiveJob] = []
-        for job, live in list(self._open.items()):
-            handle = live.offer or live.fetch
-            if handle is None or self._jobs.get(job) is not live:
-                del self._open[job]
-                continue
+        for job, (live, handle) in list(self._open.items()):
             state = handle.state
-            if state is RoomState.FAILED:
+            if live.over:
+                del self._open[job]
+            elif state is RoomState.FAILED:
                 del self._open[job]
                 failure = handle.failure
                 code = failure.code if failure else ErrorCode.KV_TRANSFER_FAILED
@@ -92,7 +90,7 @@ class Transfers:
 
     def sending(self) -> list[LiveJob]:
         """Return the prefill jobs that may have pages to push."""
-        return [live for live in self._open.values() if live.stage is Stage.COMPUTING]
+        return [live for live, _ in self._open.values() if live.stage is Stage.COMPUTING]
 
     def _complete(self, live: LiveJob) -> int:
         """Prompt tokens in pages that will not change any more."""
