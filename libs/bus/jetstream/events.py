@@ -181,8 +181,7 @@ class Emitter:
                 continue
             if not self._waiting:
                 await self._company()
-            if self._waiting:
-                await self._clock.sleep(_GATHER_S)
+            await self._clock.sleep(_GATHER_S)
             self._close_due()
             if not self._waiting or await self._store_round():
                 wait_s = _FIRST_WAIT_S
