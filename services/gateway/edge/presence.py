@@ -34,12 +34,12 @@ class Pace:
     """Returns when the client is too slow."""
 
 
-async def while_present(
+def while_present(
     work: Coroutine[Any, Any, ResultT],
     receive: Receive,
     exchange: Exchange,
     pace: Pace | None = None,
-) -> ResultT:
+) -> Coroutine[Any, Any, ResultT]:
     """Return what `work` returns, unless its client disconnects, or is too slow for `pace`.
 
     The server does not cancel a handler whose client has left, so the task that runs it is
@@ -51,8 +51,14 @@ async def while_present(
         PdbusError: raised by the work.
     """
     if exchange.presence is not None:
-        return await _held(work, exchange, exchange.presence, pace)
-    # A server that is not ours tells only who asks.
+        return _held(work, exchange, exchange.presence, pace)
+    return _watched(work, receive, exchange, pace)
+
+
+async def _watched(
+    work: Coroutine[Any, Any, ResultT], receive: Receive, exchange: Exchange, pace: Pace | None
+) -> ResultT:
+    """Work under a server that is not ours, which tells only who asks."""
     presence = Presence()
     asking = asyncio.ensure_future(_wait_disconnect(receive, presence))
     try:

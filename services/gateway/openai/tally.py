@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from libs.clock.api import Clock
-from libs.telemetry import attributes, count, names, observe, recording, set_attributes
+from libs.telemetry import (
+    attributes,
+    count,
+    names,
+    observe,
+    observer,
+    recording,
+    set_attributes,
+)
 from proto.gateway import FinishReason
 from proto.ledger import Usage
 from services.gateway.api import Call
@@ -30,6 +39,34 @@ class Stage(StrEnum):
     FIRST = "first"
     STREAM = "stream"
 
+
+class _Meters:
+    """The distributions of one operation and model, whose labels stay but for how it ended."""
+
+    def __init__(self, operation: str, model: str) -> None:
+        self._model = model
+        self._common = {
+            attributes.GEN_AI_OPERATION: operation,
+            attributes.GEN_AI_PROVIDER: _PROVIDER,
+            attributes.GEN_AI_REQUEST_MODEL: model,
+            attributes.GEN_AI_RESPONSE_MODEL: model,
+        }
+        self.first = observer(names.GATEWAY_TTFT, model_name=model)
+        self.first_gen_ai = observer(names.GEN_AI_TIME_TO_FIRST_TOKEN, **self._common)
+        self.later = observer(names.GATEWAY_ITL, model_name=model)
+        self.later_gen_ai = observer(names.GEN_AI_TIME_PER_OUTPUT_TOKEN, **self._common)
+        self.asked = observer(names.GATEWAY_INPUT_TOKENS, model_name=model)
+        self.said = observer(names.GATEWAY_OUTPUT_TOKENS, model_name=model)
+
+    def took(self, outcome: str, code: str, total_s: float) -> None:
+        """Give the time of a whole request."""
+        observe(names.GATEWAY_DURATION, total_s, model_name=self._model, outcome=outcome)
+        labels = {**self._common, attributes.ERROR_TYPE: code}
+        observe(names.GEN_AI_REQUEST_DURATION, total_s, **labels)
+
+
+_meters = lru_cache(maxsize=64)(_Meters)
+"""Models are those that this gateway speaks for, and so few."""
 
 _BEFORE_PLACE = frozenset({Stage.READINESS, Stage.BODY, Stage.PROMPT})
 
@@ -108,36 +145,32 @@ class Tally:
         self._tokens(exchange, model, answer_id)
 
     def _times(self, exchange: Exchange, model: str, code: str) -> None:
-        common = {
-            attributes.GEN_AI_OPERATION: self.operation,
-            attributes.GEN_AI_PROVIDER: _PROVIDER,
-            attributes.GEN_AI_REQUEST_MODEL: model,
-            attributes.GEN_AI_RESPONSE_MODEL: model,
-        }
+        meters = _meters(self.operation, model)
         total_s = self.clock.monotonic() - self.started_s
-        observe(names.GATEWAY_DURATION, total_s, model_name=model, outcome=exchange.outcome)
-        observe(names.GEN_AI_REQUEST_DURATION, total_s, **common, **{attributes.ERROR_TYPE: code})
+        meters.took(exchange.outcome, code, total_s)
         exchange.facts.update(model=model, stream=self.streaming, stage=str(self.stage))
         if self.first_s is None or self.last_s is None:
             return
         first_s = self.first_s - self.started_s
-        observe(names.GATEWAY_TTFT, first_s, model_name=model)
-        observe(names.GEN_AI_TIME_TO_FIRST_TOKEN, first_s, **common)
+        meters.first(first_s)
+        meters.first_gen_ai(first_s)
         exchange.facts["first_token_s"] = round(first_s, 4)
-        set_attributes(**{attributes.GEN_AI_TIME_TO_FIRST_CHUNK: round(first_s, 6)})
+        if recording():
+            set_attributes(**{attributes.GEN_AI_TIME_TO_FIRST_CHUNK: round(first_s, 6)})
         later = self.usage.completion_tokens - 1 if self.usage is not None else 0
         if later > 0:
             # The mean over the request: one value a token would cost more than the token's write.
             each_s = (self.last_s - self.first_s) / later
-            observe(names.GATEWAY_ITL, each_s, model_name=model)
-            observe(names.GEN_AI_TIME_PER_OUTPUT_TOKEN, each_s, **common)
+            meters.later(each_s)
+            meters.later_gen_ai(each_s)
 
     def _tokens(self, exchange: Exchange, model: str, answer_id: str) -> None:
         if self.usage is None:
             return
         usage = self.usage
-        observe(names.GATEWAY_INPUT_TOKENS, usage.prompt_tokens, model_name=model)
-        observe(names.GATEWAY_OUTPUT_TOKENS, usage.completion_tokens, model_name=model)
+        meters = _meters(self.operation, model)
+        meters.asked(usage.prompt_tokens)
+        meters.said(usage.completion_tokens)
         exchange.facts.update(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
