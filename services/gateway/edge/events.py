@@ -57,7 +57,10 @@ class EventStream:
         self._body = body
         self._opening: Callable[[], bytes | None] | None = opening
         self._headers = headers
-        self._last_s = clock.monotonic()
+        self.last_s = clock.monotonic()
+        """When something was written last; who writes to `direct` says so here."""
+        self.direct: Body | None = None
+        """Takes whole events at once, while it is free; None unless all before is written."""
         self._blocked_since_s: float | None = None
 
     @property
@@ -68,24 +71,6 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Write some whole events; waits while the client's connection is full."""
         await self._put(data, more=True)
-
-    @property
-    def free(self) -> bool:
-        """Whether `write_now` may be called: all before is written, and the client keeps up."""
-        body = self._body
-        return (
-            body is not None
-            and self._opening is None
-            and self._blocked_since_s is None
-            and body.free
-        )
-
-    def write_now(self, data: bytes, now_s: float) -> None:
-        """Write some whole events at once; only while that is free."""
-        if self._body is None:
-            raise PdbusError(ErrorCode.INTERNAL, "the server cannot write at once")
-        self._body.write(data)
-        self._last_s = now_s
 
     @property
     def fresh(self) -> bool:
@@ -103,16 +88,18 @@ class EventStream:
         self._body.begin(self._head(), first + data)
         self._exchange.status = 200
         self._opening = None
-        self._last_s = now_s
+        self.direct = self._body
+        self.last_s = now_s
 
     async def close(self, data: bytes = b"") -> None:
         """Write the last events and end the answer."""
-        if self._body is None or not data or not self.free:
+        direct, self.direct = self.direct, None
+        if direct is None or not data or not direct.free:
             await self._put(data, more=False)
             return
         self._exchange.complete = True
-        self._body.end(data)
-        self._last_s = self._clock.monotonic()
+        direct.end(data)
+        self.last_s = self._clock.monotonic()
 
     def pace(self, *, ping_s: float, slow_s: float) -> Pace:
         """Return what writes a comment whenever nothing was written for `ping_s`.
@@ -128,12 +115,13 @@ class EventStream:
             if self._blocked_since_s is not None:
                 if now_s - self._blocked_since_s >= slow_s:
                     return
-            elif now_s - self._last_s >= ping_s and not self._exchange.complete:
+            elif now_s - self.last_s >= ping_s and not self._exchange.complete:
                 await self.write(PING)
             await self._clock.sleep(every_s)
 
     async def _put(self, data: bytes, *, more: bool) -> None:
         self._blocked_since_s = self._clock.monotonic()
+        self.direct = None
         try:
             first = self._opening() if self._opening is not None else None
             if first is not None:
@@ -144,8 +132,10 @@ class EventStream:
             self._exchange.complete = not more
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
-            self._last_s = self._clock.monotonic()
+            self.last_s = self._clock.monotonic()
             self._blocked_since_s = None
+            if more and self._opening is None:
+                self.direct = self._body
 
     async def _start(self) -> None:
         self._exchange.status = 200

@@ -122,14 +122,16 @@ class Giving:
         """Write plain text where it arrives; nothing that came before waits when this is called."""
         if part.finish is not None or part.details is not None:
             return False
-        if not events.free:
+        direct = events.direct
+        if direct is None or not direct.free:
             return self._begin_now(frames, events, index, part)
         now_s = self.clock.monotonic()
         if self.tally.first_s is None:
             self.tally.take(now_s)
         data = frames.delta(index, part)
         if data:
-            events.write_now(data, now_s)
+            direct.write(data)
+            events.last_s = now_s
         return True
 
     def _begin_now(self, frames: Frames, events: EventStream, index: int, part: Part) -> bool:

@@ -144,7 +144,7 @@ async def test_a_client_that_has_left_is_not_free():
         await until(lambda: not bodies[0].free)
 
 
-async def test_events_are_free_once_the_head_is_out(rig: Rig):
+async def test_the_direct_way_is_open_once_the_head_is_out(rig: Rig):
     """No event overtakes the head, the opening, or a write that waits for the client."""
     sent: list[Any] = []
     gate = asyncio.Event()
@@ -165,19 +165,19 @@ async def test_events_are_free_once_the_head_is_out(rig: Rig):
     events = EventStream(
         exchange, send, clock=SystemClock(), body=body, opening=lambda: b"open ", headers=list
     )
-    assert not events.free
+    assert events.direct is None
     await events.write(b"first")
-    assert events.free
-    events.write_now(b"second", 0.0)
+    assert events.direct is body
+    events.direct.write(b"second")
     slow = asyncio.ensure_future(events.write(b"slow"))
     await asyncio.sleep(0)
-    assert not events.free
+    assert events.direct is None
     gate.set()
     await slow
-    assert events.free
-    body.free = False
-    assert not events.free
-    assert sent == [b"head", b"open first", b"second", b"slow"]
+    assert events.direct is body
+    await events.close(b"")
+    assert events.direct is None
+    assert sent == [b"head", b"open first", b"second", b"slow", b""]
 
 
 @pytest.mark.parametrize("choices", [1, 3])
