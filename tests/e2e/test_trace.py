@@ -65,6 +65,8 @@ PREFILL_FAULTS = [
 ]
 DECODE_FAULTS = [
     {"when": "decode", "action": "slow", "seconds": 0.02, "text": "slow answer"},
+    # Slow, so that the first tokens are said before it fails: they wait for the claim.
+    {"when": "decode", "action": "slow", "seconds": 0.05, "text": "engine fails"},
     {"when": "decode", "action": "error", "text": "engine fails", "after_tokens": 3},
 ]
 
