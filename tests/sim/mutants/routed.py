@@ -8,7 +8,7 @@ import msgspec
 
 from libs.bus.api import Versioned
 from libs.worker import Worker
-from services.decode import decode as decode_module
+from services.decode import answering
 from services.router import candidates as candidates_room
 from services.router import claims
 from services.router.placing import Placing
@@ -33,7 +33,7 @@ def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any
 
 
 ROUTED: dict[str, Mutant] = {
-    "claims are not asked for": mutant("I4", 11, (decode_module, "claim", nothing)),
+    "claims are not asked for": mutant("I4", 11, (answering, "claim", nothing)),
     "claims are granted to anybody": mutant("I2 I4", 20, (claims, "_check", lambda *_: None)),
     "an attempt is placed twice": mutant("I4", 10, (Placing, "_record", _as_unplaced)),
     "versions are not compared": mutant(

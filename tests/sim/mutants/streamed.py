@@ -45,7 +45,6 @@ def _once(self: Any, *_args: Any, **_kwargs: Any) -> str | None:
 
 def _all_again(self: Any) -> Any:
     self._assembler.next = 0
-    self._ids.clear()
     return self._call
 
 
@@ -119,7 +118,7 @@ STREAMED: dict[str, Mutant] = {
     "migration against the policy": mutant(
         "policy", 1, (recovery, "why_not_continue", lambda *_, **__: None)
     ),
-    "no budget of further attempts": mutant("I12", 179, (Budget, "take", lambda *_: True)),
+    "no budget of further attempts": mutant("I12", 44, (Budget, "take", lambda *_: True)),
     "further attempts without end": mutant(
         "I12", 44, (Recovery, "refusal", _endless), (Budget, "take", lambda *_: True)
     ),

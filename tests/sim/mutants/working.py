@@ -74,9 +74,9 @@ async def _free_before_the_end(self: Any, timeout_s: float) -> bool:
 
 
 WORKING: dict[str, Mutant] = {
-    "no tombstones": mutant("I7", 73, (Tombstones, "refuses", lambda *_: False)),
+    "no tombstones": mutant("I7", 20, (Tombstones, "refuses", lambda *_: False)),
     "start is not idempotent": mutant(
-        "I6 room internal", 20, (PrefillService, "_handle_start", _start_twice)
+        "I6 room internal", 73, (PrefillService, "_handle_start", _start_twice)
     ),
     "freed without local proof": mutant("I5", 0, (Worker, "abort", _free_at_once)),
     "reservations never expire": mutant(
