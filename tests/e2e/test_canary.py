@@ -35,6 +35,8 @@ PREFILL_FAULTS = [
     {"when": "transfer", "action": "error", "text": "lost on the way"},
 ]
 DECODE_FAULTS = [
+    # Slow, so that the first tokens are said before it fails: they wait for the claim.
+    {"when": "decode", "action": "slow", "seconds": 0.005, "text": "decode fails"},
     {"when": "decode", "action": "error", "text": "decode fails", "after_tokens": 50},
     {"when": "decode", "action": "slow", "seconds": 0.02, "text": "slow answer"},
 ]

@@ -58,7 +58,9 @@ class Progress:
         standing.gateway = record.sink.incarnation
         standing.cleaned = record.cleaned.src and record.cleaned.dst
         if record.ended:
-            self._enter(standing, State.S6)
+            # Most requests are clean with their end, and leave nothing that a fault could keep.
+            if not standing.cleaned:
+                self._enter(standing, State.S6)
         elif record.state is RequestState.ASSIGNED and record.attempt > standing.attempt:
             standing.attempt, standing.placement = record.attempt, record.placement
             self._enter(standing, State.S2, again=True)

@@ -30,7 +30,7 @@ REGRESSIONS: tuple[Regression, ...] = (
         "was cancelled, and the ledger said done.",
     ),
     Regression(
-        286,
+        73,
         "a guest mixes two attempts",
         "A reader who joined a moved answer got the first words of one attempt and the rest of "
         "another.",
