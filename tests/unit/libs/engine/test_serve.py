@@ -23,25 +23,10 @@ from proto.host import (
     JobTokens,
     StopHost,
 )
-from proto.workers import CompatCard
 from tests.support.engines import make_job
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="d",
-    kv_dtype="d",
-    kv_layout="l",
-    page_size=1,
-    layers=1,
-    kv_heads=1,
-    head_dim=1,
-    attention="a",
-    engine="e",
-    engine_version="1",
-    context_tokens=1,
-)
+CARD = card_of()
 
 
 inboxes = {}

@@ -10,19 +10,9 @@ from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane
 from proto.pairs import LaneMode, LanePolicy, PairReport, PairState
 from proto.workers import CompatCard, Heartbeat, Role, WorkerState
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="f",
-    kv_dtype="f",
-    kv_layout="n",
-    page_size=16,
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-)
+CARD = card_of()
 PREFILL = Incarnation("p" * 16)
 
 

@@ -17,19 +17,9 @@ from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane, PeerAddress
 from proto.pairs import LanePolicy, PairProbe, PairsRequest, PairState, SizeProbe
 from proto.workers import CompatCard, Heartbeat, Role, WorkerState
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="f",
-    kv_dtype="f",
-    kv_layout="n",
-    page_size=16,
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-)
+CARD = card_of()
 GOOD = PairProbe(lane=Lane.SYSV, sizes=(SizeProbe(size_bytes=1024, seconds=5e-5, lane=Lane.SYSV),))
 BAD = PairProbe(code=ErrorCode.PREFILL_LOST, detail="no answer")
 

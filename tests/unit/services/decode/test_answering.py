@@ -27,27 +27,13 @@ from proto.ledger import Mode
 from proto.prefill import ReplyTo
 from proto.router import Claimed
 from proto.sampling import SamplingParams
-from proto.workers import CompatCard, WorkerState
+from proto.workers import WorkerState
 from services.decode import DecodeService
+from tests.support.records import card_of
 
 RID = RequestId("01hf7yb2ny8wsyvtsy3bemvcp2")
 REPLY = ReplyTo(gateway=InstanceId("g"), incarnation=Incarnation("1" * 16), nonce=Nonce("2" * 32))
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="d",
-    kv_dtype="d",
-    kv_layout="l",
-    page_size=1,
-    layers=1,
-    kv_heads=1,
-    head_dim=1,
-    attention="a",
-    engine="e",
-    engine_version="1",
-    context_tokens=64,
-)
+CARD = card_of(context_tokens=64)
 
 
 @pytest.fixture(autouse=True)

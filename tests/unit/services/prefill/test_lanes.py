@@ -15,21 +15,11 @@ from proto.errors import ErrorCode
 from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane
 from proto.pairs import LanePolicy, PairReport, PairState
-from proto.workers import CompatCard, Heartbeat, Role, WorkerRef, WorkerState
+from proto.workers import Heartbeat, Role, WorkerRef, WorkerState
 from services.prefill.lanes import LaneWatch
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="f",
-    kv_dtype="f",
-    kv_layout="n",
-    page_size=16,
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-)
+CARD = card_of()
 OWN = WorkerRef(
     role=Role.PREFILL, instance=InstanceId("prefill-0"), incarnation=Incarnation("a" * 16)
 )

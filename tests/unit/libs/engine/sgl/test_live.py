@@ -14,20 +14,9 @@ from proto.host import Job, JobFailed, JobFinished, JobKind, JobTokens
 from proto.ids import JobId, Room
 from proto.kv import Lane, TransferReport
 from proto.sampling import SamplingParams
-from proto.workers import CompatCard
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="float32",
-    kv_dtype="float32",
-    kv_layout="nhd",
-    page_size=16,
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-)
+CARD = card_of(dtype="float32", kv_dtype="float32", kv_layout="nhd")
 ROW = 1600
 REPORT = TransferReport(room=Room(7), lane=Lane.SYSV, expected_bytes=0, moved_bytes=9792)
 LENGTH = {"type": "length", "length": 1}

@@ -11,19 +11,9 @@ from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane, PeerAddress
 from proto.pairs import LanePolicy, PairReport, PairState, SizeProbe
 from proto.workers import CompatCard, Heartbeat, Role, WorkerState
+from tests.support.records import card_of
 
-CARD = CompatCard(
-    model="m",
-    revision="r",
-    tokenizer="t",
-    dtype="f",
-    kv_dtype="f",
-    kv_layout="n",
-    page_size=16,
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-)
+CARD = card_of()
 SIZES = (
     SizeProbe(size_bytes=1 << 10, seconds=50e-6, lane=Lane.SYSV),
     SizeProbe(size_bytes=4 << 20, seconds=2e-3, lane=Lane.SYSV),
