@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ __all__ = [
     "Unavailable",
     "cpu_of",
     "program",
+    "serve_orders",
     "waited_of",
 ]
 
@@ -187,6 +188,14 @@ def program(name: str) -> str:
     if found is None:
         raise Unavailable(f"there is no `{name}` here")
     return found
+
+
+def serve_orders(fd: int, obey: Callable[[dict[str, Any]], Any]) -> None:
+    """Be the process behind a `Partner`: answer its orders until the line closes."""
+    stream = socket.socket(fileno=fd).makefile("rw")
+    for line in stream:
+        stream.write(json.dumps(obey(json.loads(line))) + "\n")
+        stream.flush()
 
 
 def cpu_of(pid: int) -> float:

@@ -7,7 +7,6 @@ Most move one run of bytes, one the pieces that a cell has; nobody asks and nobo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import socket
@@ -23,7 +22,7 @@ import numpy as np
 
 from libs.transfer.pages import Pages
 from libs.transfer.reach import ENTRY, Table, pull, table_of
-from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of
+from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of, serve_orders
 from ops.bench.kv.shapes import Cell, memory, places
 
 __all__ = ["Memcpy", "Perftest", "Pieces", "Read", "Tcp", "main"]
@@ -269,11 +268,7 @@ def main() -> None:
     """Be the other process until the line closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    stream = socket.socket(fileno=parser.parse_args().fd).makefile("rw")
-    other = _Other()
-    for line in stream:
-        stream.write(json.dumps(other.obey(json.loads(line))) + "\n")
-        stream.flush()
+    serve_orders(parser.parse_args().fd, _Other().obey)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ the other process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import threading
 import time
 from typing import Any
 
-from ops.bench.kv.contest import Partner, Round, cpu_of
+from ops.bench.kv.contest import Partner, Round, cpu_of, serve_orders
 from ops.bench.kv.shapes import Cell
 
 __all__ = ["Hops", "main"]
@@ -80,10 +79,7 @@ def main() -> None:
     """Be the other process until the line closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    stream = socket.socket(fileno=parser.parse_args().fd).makefile("rw")
-    for line in stream:
-        stream.write(json.dumps(_obey(json.loads(line))) + "\n")
-        stream.flush()
+    serve_orders(parser.parse_args().fd, _obey)
 
 
 def _obey(_order: dict[str, Any]) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ import numpy as np
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings
 from libs.transfer.plane import UcxPlane
+from ops.bench.kv.contest import serve_orders
 from ops.bench.kv.profile.tape import Tape
 from ops.bench.kv.shapes import LAYOUTS, Cell, memory, places
 from proto.ids import Room
@@ -80,10 +81,7 @@ def main() -> None:
     given = parser.parse_args()
     lanes = [Lane(lane) for lane in given.lanes.split(",")]
     memory = Memory(given.cell, lanes, "prefill", **given.settings)
-    stream = socket.socket(fileno=given.fd).makefile("rw")
-    for line in stream:
-        stream.write(json.dumps(_obey(memory, json.loads(line))) + "\n")
-        stream.flush()
+    serve_orders(given.fd, partial(_obey, memory))
     memory.plane.close()
 
 

@@ -7,7 +7,6 @@ slab over, and each back. `python -m ops.bench.kv.pieces.copies --fd N` is the o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.pages import PageStore
 from libs.transfer.segment import Segment
-from ops.bench.kv.contest import Partner, Round, cpu_of
+from ops.bench.kv.contest import Partner, Round, cpu_of, serve_orders
 from ops.bench.kv.ours import cell_text
 from ops.bench.kv.serve import CHUNK_BYTES, cell_of
 from ops.bench.kv.shapes import Cell, memory, places
@@ -120,11 +119,7 @@ def main() -> None:
     """Be the other process until the line closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    stream = socket.socket(fileno=parser.parse_args().fd).makefile("rw")
-    other = _Other()
-    for line in stream:
-        stream.write(json.dumps(other.obey(json.loads(line))) + "\n")
-        stream.flush()
+    serve_orders(parser.parse_args().fd, _Other().obey)
 
 
 if __name__ == "__main__":
