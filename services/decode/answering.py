@@ -45,7 +45,7 @@ class Answering:
         """Tokens that came before the claim was settled; None from then on."""
         self._revision = 0
         """Of the record that names this attempt, where it is known."""
-        self._done: JobFinished | None = None
+        self._ended: JobFinished | JobFailed | None = None
         """The end that came before it."""
         asked = claim(
             bus=worker.bus,
@@ -85,14 +85,18 @@ class Answering:
 
     def last(self, output: JobFinished | JobFailed) -> bool:
         """Tell the end, or keep it until the claim is settled."""
+        if self._waiting is not None and self._must_wait(output):
+            self._ended = output
+            return False
         if isinstance(output, JobFailed):
             self.lost()
-            self._break(output)
-        elif self._waiting is None:
-            self._finish(output)
-        else:
-            self._done = output
-            return False
+        self._close(output)
+        return True
+
+    def _must_wait(self, output: JobFinished | JobFailed) -> bool:
+        """Return whether an end waits for the claim: so does what came before it."""
+        if isinstance(output, JobFailed):
+            return bool(self._waiting) and self._attempt.aborted is None
         return True
 
     def lost(self) -> None:
@@ -116,9 +120,10 @@ class Answering:
                 self._refuse(answer)
             for tokens in waiting:
                 self.take(tokens)
-            if self._done is not None:
-                self._finish(self._done)
-        if self._done is not None:
+            if self._ended is not None:
+                self._close(self._ended)
+        if self._ended is not None:
+            _count_tokens(self._attempt)
             self._worker.end(self._attempt)
 
     def _refuse(self, refusal: ErrorCode) -> None:
@@ -128,6 +133,12 @@ class Answering:
         attempt.aborted = f"claim refused: {refusal}"
         abort = worker.abort(attempt.rid, attempt.number, attempt.aborted)
         worker.tasks.spawn(abort, name="claim refused")
+
+    def _close(self, output: JobFinished | JobFailed) -> None:
+        if isinstance(output, JobFailed):
+            self._break(output)
+        else:
+            self._finish(output)
 
     def _finish(self, done: JobFinished) -> None:
         attempt = self._attempt

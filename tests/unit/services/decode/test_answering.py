@@ -267,11 +267,9 @@ async def test_a_refused_claim_silences_the_attempt() -> None:
         assert wire.why_ended() == ["claim refused: stale_attempt"]
 
 
-@pytest.mark.parametrize("tokens", [(), ("a",)])
-async def test_a_failure_does_not_wait_for_the_claim(tokens: tuple[str, ...]) -> None:
+async def test_a_failure_before_any_token_does_not_wait_for_the_claim() -> None:
     """It is told at once, and what was claimed later changes nothing."""
     async with started() as (service, wire, engine):
-        engine.say(*tokens)
         engine.stream.push(JobFailed(job=JobId("j"), code=ErrorCode.TRANSFER_CORRUPT))
         await settled(service)
         (failed,) = wire.said
@@ -281,6 +279,23 @@ async def test_a_failure_does_not_wait_for_the_claim(tokens: tuple[str, ...]) ->
         wire.claim.set_result(Claimed(attempt=0))
         await settled(service)
         assert wire.said == [failed]
+
+
+async def test_a_failure_after_tokens_is_told_behind_them() -> None:
+    """Tokens that came before it wait for the claim, and so does the failure."""
+    async with started() as (service, wire, engine):
+        engine.say("a")
+        engine.stream.push(JobFailed(job=JobId("j"), code=ErrorCode.ENGINE_ERROR))
+        await settled(service)
+        assert wire.said == []
+        assert len(service.worker.leases) == 1
+        wire.claim.set_result(Claimed(attempt=0))
+        await settled(service)
+        token, failed = wire.said
+        assert isinstance(token, TokenChunk)
+        assert isinstance(failed, AttemptFailed)
+        assert failed.code is ErrorCode.ENGINE_ERROR
+        assert wire.why_ended() == ["finished"]
 
 
 @pytest.mark.parametrize("claimed", [True, False])
