@@ -6,6 +6,7 @@ One stack, whose gateway has four processes on one port.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ pytestmark = [
 
 STEP_S = 0.05
 TOKENS = 40
+ASKED = 40
 LATER_S = 0.3
 """How much later than without the proxy any event may come."""
 METRIC = "pdbus_gateway_requests_total"
@@ -43,7 +46,19 @@ def edge(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Iterator[Runn
     env = {"PDBUS_DECODE_SCRIPT": faults(step_s=STEP_S)}
     options = ("--workers=4", f"--model={words}")
     with run_stack(tmp_path_factory.mktemp("edge"), *options, env=env) as stack:
+        _until_all_are_ready(stack.port)
         yield stack
+
+
+def _until_all_are_ready(port: int) -> None:
+    """Wait until each process is likely to have said so: a connection reaches any of them."""
+    until, in_a_row = time.monotonic() + 30, 0
+    while in_a_row < ASKED:
+        assert time.monotonic() < until
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        line.request("GET", "/readyz")
+        in_a_row = in_a_row + 1 if line.getresponse().status == HTTPStatus.OK else 0
+        line.close()
 
 
 # Proxies that buffer
