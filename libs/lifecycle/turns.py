@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = ["ask_for_short_turns", "turn_of"]
 
 _TURN_NS = 100_000
+_KERNELS_OWN = 0
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Numbers of `sched_setattr` and `sched_getattr`, which the C library has no names for."""
 _NORMAL = 0
@@ -36,7 +37,8 @@ def ask_for_short_turns(pids: Iterable[int], *, spare: Collection[int] = ()) -> 
 
     Where cores are few, whoever passes a token on would wait until a computation has had its whole
     turn; Linux lets a thread with shorter turns begin at once (from 6.12 on; before, and elsewhere,
-    nothing changes). Returns how many threads have them now. Nothing depends on it.
+    nothing changes). Threads inherit the length of their turns, so those in `spare` are given the
+    kernel's own again. Returns how many threads have short turns now. Nothing depends on it.
     """
     taken = 0
     for pid in pids:
@@ -44,7 +46,11 @@ def ask_for_short_turns(pids: Iterable[int], *, spare: Collection[int] = ()) -> 
             threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
         except (FileNotFoundError, ProcessLookupError):  # it has ended, or this is no Linux
             continue
-        taken += sum(_shorten(thread) for thread in threads if thread not in spare)
+        for thread in threads:
+            if thread in spare:
+                _ask(thread, _KERNELS_OWN)
+            else:
+                taken += _ask(thread, _TURN_NS)
     return taken
 
 
@@ -54,11 +60,11 @@ def turn_of(thread: int) -> int | None:
     return found.runtime if found is not None else None
 
 
-def _shorten(thread: int) -> bool:
+def _ask(thread: int, turn_ns: int) -> bool:
     found = _read(thread)
     if found is None or found.policy != _NORMAL:
         return False
-    found.runtime = _TURN_NS
+    found.runtime = turn_ns
     return _call(0, thread, found) == 0
 
 

@@ -41,17 +41,29 @@ def known() -> None:
 
 @pytest.mark.usefixtures("known")
 def test_all_threads_but_the_spared_have_short_turns(process: subprocess.Popen[bytes]) -> None:
-    """A thread that computes keeps its turns; nobody's nice value changes."""
+    """A thread that computes has the kernel's turns, though it inherited short ones."""
     threads = [int(path.name) for path in Path(f"/proc/{process.pid}/task").iterdir()]
     assert len(threads) == 2
-    before = turn_of(process.pid)
+    assert ask_for_short_turns([process.pid]) == 2
+    short = {turn_of(thread) for thread in threads}
+    assert len(short) == 1
     assert ask_for_short_turns([process.pid], spare={process.pid}) == 1
     (other,) = set(threads) - {process.pid}
-    shortened = turn_of(other)
-    assert before is not None
-    assert shortened is not None
-    assert turn_of(process.pid) == before > shortened
-    assert os.getpriority(os.PRIO_PROCESS, other) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+    spared = turn_of(process.pid)
+    assert spared is not None
+    assert {turn_of(other)} == short
+    assert spared > (turn_of(other) or 0) > 0
+
+
+@pytest.mark.usefixtures("known")
+def test_a_nice_value_stays(process: subprocess.Popen[bytes]) -> None:
+    """Who lets others go first goes on doing so, with turns of either length."""
+    nice = os.getpriority(os.PRIO_PROCESS, process.pid)
+    assert nice == os.getpriority(os.PRIO_PROCESS, 0) + 5
+    ask_for_short_turns([process.pid])
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == nice
+    ask_for_short_turns([process.pid], spare={process.pid})
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == nice
 
 
 def test_a_process_that_has_ended_is_passed_over(process: subprocess.Popen[bytes]) -> None:
