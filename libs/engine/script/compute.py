@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from libs.engine.script.answer import (
+    U64,
     Model,
     Sums,
     contents,
@@ -24,6 +25,8 @@ __all__ = ["Compute"]
 
 
 _ONE = np.uint64(1)
+_AHEAD = 64
+"""Most steps for which blind answers are drawn at once."""
 
 
 class _Lane:
@@ -53,6 +56,27 @@ class _Lane:
             live.digest, live.last_token, live.written = digest, token, written
 
 
+class _BlindLane:
+    """Answers that do not look at KV, drawn for some steps ahead."""
+
+    def __init__(self, jobs: list[LiveJob], model: Model, words: U64) -> None:
+        self.jobs = jobs
+        count = min(_AHEAD, max(live.most - live.produced for live in jobs))
+        ahead = np.arange(max(1, count), dtype=np.uint64)
+        steps = np.array([live.produced for live in jobs], dtype=np.uint64)[:, None] + ahead
+        drawn = draw(np.array([live.digest for live in jobs], dtype=np.uint64)[:, None], steps)
+        chosen = words[drawn % np.uint64(len(words))]
+        if not all(live.bend.ignore_eos for live in jobs):
+            may = np.array([not live.bend.ignore_eos for live in jobs])[:, None]
+            chosen[ending(drawn, steps, model.answer_tokens) & may] = model.alphabet.eos
+        for place, live in enumerate(jobs):
+            if live.bent:
+                own: list[int] = steps[place].tolist()
+                chosen[place] = [model.say(live.digest, step, None, live.bend)[0] for step in own]
+        self.left: list[list[int]] = chosen.T.tolist()[::-1]
+        """The tokens of each step, the next step last."""
+
+
 class Compute:
     """Reads and writes KV memory; knows nothing of queues, time or transfers."""
 
@@ -63,11 +87,16 @@ class Compute:
         self._words = np.array(model.alphabet.words, dtype=np.uint64)
         self._count = np.uint64(len(self._words))
         self._eos = model.alphabet.eos
-        self._drawn = model.answer is AnswerMode.HASH
+        self._drawn = model.answer in {AnswerMode.HASH, AnswerMode.BLIND}
+        self._blind = model.answer is AnswerMode.BLIND
+        self._blind_lane: _BlindLane | None = None
         self._lane: _Lane | None = None
 
     def prompt(self, live: LiveJob, tokens: int) -> None:
         """Compute the KV of the next `tokens` tokens of a prompt."""
+        if self._blind:
+            live.computed = live.written = live.computed + tokens
+            return
         if live.computed == 0:
             live.states = prompt_states(live.prompt, self._model.seed)
         begin, end = live.computed, live.computed + tokens
@@ -82,12 +111,17 @@ class Compute:
 
     def first(self, live: LiveJob) -> int:
         """Return the first token of an answer, from the KV of the whole prompt."""
+        if self._blind:
+            live.digest = self._model.blind(live.prompt)
+            return self._token(live, live.digest, 0)
         spans = [live.places[place, : live.length] for place in range(self._model.buffers)]
         live.digest = self._model.first(self._memory.read(spans))
         return self._token(live, live.digest, 0)
 
     def step(self, batch: list[LiveJob]) -> list[int]:
         """Compute the KV of each last token, then return the next token of each answer."""
+        if self._blind:
+            return self._step_blind(batch)
         lane = self._lane
         if lane is None or not lane.spans.left or lane.jobs != batch:
             if lane is not None:
@@ -100,6 +134,12 @@ class Compute:
         tokens = self._choose(lane)
         lane.steps += _ONE
         return tokens
+
+    def _step_blind(self, batch: list[LiveJob]) -> list[int]:
+        lane = self._blind_lane
+        if lane is None or not lane.left or lane.jobs != batch:
+            lane = self._blind_lane = _BlindLane(batch, self._model, self._words)
+        return lane.left.pop()
 
     def ends(self, live: LiveJob, token: int) -> bool:
         """Return whether the answer ends by itself with the token that comes next."""
@@ -168,7 +208,7 @@ class Compute:
         """Return what KV memory tells the answer to say."""
         if not live.planned:
             live.planned = True
-            if self._model.answer is not AnswerMode.HASH:
+            if not self._drawn:
                 words = self._memory.first_words(live.places[0, : live.length])
                 read = [self._model.echo(word, place) for place, word in enumerate(words)]
                 live.plan = self._model.plan(read)

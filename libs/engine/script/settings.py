@@ -28,6 +28,9 @@ class AnswerMode(StrEnum):
     SAY = "say"
     """The text between the last `[[say]]` and the `[[/say]]` after it, read back from KV memory:
     a test tells the model what to say. A prompt without the markers is answered as by `hash`."""
+    BLIND = "blind"
+    """Plain words drawn by a hash of the prompt. KV memory is moved but neither made nor read, so
+    wrong KV does not show: for measuring what stands around an engine."""
 
 
 class Phase(StrEnum):

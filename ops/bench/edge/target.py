@@ -90,11 +90,12 @@ def stack(folder: Path, step_ms: float, *options: str) -> Generator[Target]:
     model = _write_model(folder)
     state = folder / f"state-{step_ms}"
     where = f"--state-dir={state}"
-    profile = json.dumps({"profile": {"step_s": step_ms / 1000}})
     env = {
         **os.environ,
+        # As the direct engine, and those that other systems are measured with: it computes nothing.
         # The first token comes as soon as it can: only the pace of decode is that of an engine.
-        "PDBUS_DECODE_SCRIPT": profile,
+        "PDBUS_PREFILL_SCRIPT": _script(0.0),
+        "PDBUS_DECODE_SCRIPT": _script(step_ms),
         "PDBUS_PREFILL_SLOTS": _SLOTS,
         "PDBUS_DECODE_SLOTS": _SLOTS,
         "PDBUS_PREFILL_KV_TOKENS": _KV_TOKENS,
@@ -109,6 +110,10 @@ def stack(folder: Path, step_ms: float, *options: str) -> Generator[Target]:
         yield Target("pdbus", _port(record), MODEL, _parts(record), record)
     finally:
         _pdbus("down", where, env=env)
+
+
+def _script(step_ms: float) -> str:
+    return json.dumps({"answer": "blind", "profile": {"step_s": step_ms / 1000}})
 
 
 def _port(record: StackRecord) -> int:

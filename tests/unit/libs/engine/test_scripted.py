@@ -431,3 +431,16 @@ def test_a_model_folder_without_tokenizer_is_told(tmp_path):
     """The host can say why an engine could not be made."""
     with pytest.raises(EngineDead, match=r"tokenizer\.json"):
         build(host_options(model_path=str(tmp_path)))
+
+
+async def test_a_blind_engine_moves_kv_and_does_not_look_at_it():
+    """Wrong KV does not show in a blind answer; the bytes are moved all the same."""
+    fault = Fault(when=Phase.DECODE, action=Action.CORRUPT)
+    script = ScriptOptions(answer=AnswerMode.BLIND, faults=(fault,))
+    ids = prompt_of(1, 24)
+    async with pair(script=script) as (p, d, address, _):
+        sides = both_sides(p, d, address, 1, ids, max_tokens=150)
+        _, decode = await asyncio.gather(*sides)
+    assert decode.ids == expected(host_options(script=script), ids, 150)
+    assert decode.end.transfer is not None
+    assert decode.end.transfer.moved_bytes > 0

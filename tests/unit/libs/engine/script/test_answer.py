@@ -85,3 +85,13 @@ def test_states_depend_on_all_tokens_before():
     same = prompt_states(tokens, 0) == prompt_states(other, 0)
     assert same[:20].all()
     assert not same[20:].any()
+
+
+def test_blind_answers_depend_on_the_prompt_and_end_like_others():
+    """An answer that does not look at KV still differs from prompt to prompt, and is drawn."""
+    blind = Model(alphabet=ALPHABET, answer=AnswerMode.BLIND)
+    one, two = (reference(blind, [5, 6, last], 30, ignore_eos=True) for last in (7, 8))
+    assert one != two
+    assert len(set(one)) > 20
+    lengths = [len(reference(blind, [number, 7], 500)) for number in range(100)]
+    assert 24 < np.mean(lengths) < 96
