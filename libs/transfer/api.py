@@ -123,6 +123,12 @@ class PlaneSettings:
 
     For callers that would otherwise go on computing in Python while the thread waits its turn.
     """
+    copy_threads: int = 4
+    """Most threads that read one long chunk together, the plane's own included; never more than
+    there are cores. Helpers begin with the first such chunk and end with the plane.
+    """
+    shared_copy_bytes: int = 16 << 20
+    """How long such a chunk is at least: to wake a helper costs as much as to read 1 or 2 MiB."""
     sent_wake_s: float = 0.0
     """How much later than its end an offer that was sent well wakes its owner.
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import cast
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, PlaneStats
+from libs.transfer.crew import Crew
 from libs.transfer.device import DeviceStore, is_on_device
 from libs.transfer.environment import excluded_lanes
 from libs.transfer.links import DecodeSide, Parts, PrefillSide
@@ -74,6 +75,8 @@ class UcxPlane:
         self._rested = rested
         self._changed = False
         self._closed = False
+        cores = len(os.sched_getaffinity(0))
+        self._crew = Crew(min(settings.copy_threads, cores), settings.shared_copy_bytes)
         self._on_device = False
         self._started = threading.Event()
         self._start_error: PdbusError | None = None
@@ -144,6 +147,7 @@ class UcxPlane:
             tokens=tokens,
             skip_pages=skip_pages,
             aborted=self._on_fetch_aborted,
+            crew=self._crew,
         )
         self._loop.hand(partial(self._decode.fetch, source, fetch), self._settings.hand_s)
         # Whoever comes after the thread's last look at its commands finds the plane closed.
@@ -259,6 +263,7 @@ class UcxPlane:
         self._decode.close()
         self._prefill.close()
         self._parts.contexts.clear()
+        self._crew.close()
         self._settle()
 
 

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from libs.transfer.crew import Crew
 
 __all__ = ["ENTRY", "LONG", "Lease", "Table", "blocked", "peek", "pull", "pull_leased", "table_of"]
 
@@ -95,9 +99,7 @@ def pull(pid: int, remote: Table, local: Table) -> None:
         ValueError: they are not of the same length.
     """
     total = int(local["length"].sum())
-    offered = int(remote["length"].sum())
-    if total != offered:
-        raise ValueError(f"{total} bytes are to be filled, {offered} are offered")
+    _check(remote, total)
     calls: Iterable[tuple[Table, Table, int]] = ((remote, local, total),)
     if max(len(remote), len(local)) > _MOST_ENTRIES:
         calls = _calls(remote, local, total)
@@ -105,15 +107,21 @@ def pull(pid: int, remote: Table, local: Table) -> None:
         _read(pid, (ours.ctypes.data, len(ours)), (theirs.ctypes.data, len(theirs)), size)
 
 
-def pull_leased(pid: int, offered: Table, local: Table) -> int:
+def pull_leased(pid: int, offered: Table, local: Table, crew: Crew | None = None) -> int:
     """Copy like `pull` what a chunk offers, whose first run is the lease; return that word.
 
-    The kernel takes runs in their order, so the lease, put last, is read after all else.
+    The lease is read after all else: the kernel takes runs in their order, so it is put last; and
+    where a crew has shared the copy, when all of its parts are done.
 
     Raises:
         OSError: as `pull`.
         ValueError: as `pull`.
     """
+    total = int(local["length"].sum())
+    if crew is not None and crew.is_worth(total):
+        _check(offered, total + _WORD)
+        _share(pid, offered[1:], local, total, crew)
+        return peek(pid, int(offered["at"][0]))
     word = np.zeros(1, np.uint64)
     remote, ours = np.empty_like(offered), np.empty(len(local) + 1, ENTRY)
     remote[:-1], remote[-1] = offered[1:], offered[0]
@@ -129,6 +137,24 @@ def _read(pid: int, ours: tuple[Any, int], theirs: tuple[Any, int], size: int) -
         raise OSError(number, os.strerror(number))
     if copied != size:
         raise OSError(errno.EFAULT, f"{copied} of {size} bytes were there")
+
+
+def _check(remote: Table, total: int) -> None:
+    offered = int(remote["length"].sum())
+    if total != offered:
+        raise ValueError(f"{total} bytes are to be filled, {offered} are offered")
+
+
+def _share(pid: int, remote: Table, local: Table, total: int, crew: Crew) -> None:
+    """Copy in parts of equal bytes, two for each thread, so that a late one does less."""
+    count = min(2 * crew.threads, total)
+    theirs, ours = remote["length"].cumsum(), local["length"].cumsum()
+
+    def copy(start: int, stop: int) -> None:
+        pull(pid, _cut(remote, theirs, start, stop), _cut(local, ours, start, stop))
+
+    edges = [total * place // count for place in range(count + 1)]
+    crew.share(partial(copy, *edge) for edge in itertools.pairwise(edges))
 
 
 def _calls(remote: Table, local: Table, total: int) -> Iterator[tuple[Table, Table, int]]:

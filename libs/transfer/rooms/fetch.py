@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from libs.transfer.api import RoomState, TransferFailure
 from libs.transfer.checksum import digest_of, digest_of_runs
+from libs.transfer.crew import Crew
 from libs.transfer.pages import Pages, PageStore, as_pages
 from libs.transfer.reach import ENTRY, LONG, Table, pull_leased, table_of
 from libs.transfer.rooms.tally import FINAL, Tally
@@ -38,6 +39,8 @@ MOST_PIECES = 128
 class FetchRoom:
     """Decode's end of a room.
 
+    `crew` helps to read long chunks.
+
     Raises:
         ValueError: pages or row are outside the pools.
     """
@@ -52,6 +55,7 @@ class FetchRoom:
         tokens: int,
         skip_pages: int,
         aborted: Callable[[FetchRoom], None],
+        crew: Crew | None = None,
     ) -> None:
         self.room = room
         self.link: Any = None
@@ -61,6 +65,7 @@ class FetchRoom:
         self._row = store.check_row(row)
         self._skip = skip_pages
         self._aborted = aborted
+        self._crew = crew
         self._lock = Lock()
         self._state = RoomState.WAITING
         self._failure: TransferFailure | None = None
@@ -219,7 +224,7 @@ class FetchRoom:
         # It was not, until it is known that it was; an error leaves it so.
         self._forsaken = True
         try:
-            lease = pull_leased(pid, offered, places)
+            lease = pull_leased(pid, offered, places, self._crew)
         except ValueError as error:
             detail = f"chunk {header.sequence} cannot be read: {error}"
             self._end(TransferFailure(ErrorCode.KV_TRANSFER_FAILED, detail))

@@ -32,10 +32,15 @@ def start() -> Iterator[Callable[..., Peer]]:
         peer.end()
 
 
-@pytest.fixture(scope="module", params=["cma", "sysv", "posix", "tcp"])
+@pytest.fixture(scope="module", params=["cma", "cma shared", "sysv", "posix", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
-    """Return a prefill and a decode process that only have one lane, with small chunks."""
-    settings = {"lanes": [request.param], "chunk_bytes": 64 << 10, "credits": 3}
+    """Return a prefill and a decode process that only have one lane, with small chunks.
+
+    Where the copies are shared, several threads read each of them.
+    """
+    lane, *shared = request.param.split()
+    settings = {"lanes": [lane], "chunk_bytes": 64 << 10, "credits": 3}
+    settings |= {"shared_copy_bytes": 1 << 10} if shared else {}
     prefill, decode = Peer(settings=settings), Peer(settings=settings)
     yield prefill.begun(), decode.begun()
     decode.end()

@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.transfer import reach
-from libs.transfer.reach import Lease, blocked, peek, pull, table_of
+from libs.transfer.crew import Crew
+from libs.transfer.reach import ENTRY, Lease, blocked, peek, pull, pull_leased, table_of
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=40)
+
+
+def _offer(lease: Lease, runs: reach.Table) -> reach.Table:
+    """Return what a chunk offers: the lease, then the runs."""
+    table = np.empty(len(runs) + 1, ENTRY)
+    table[0], table[1:] = (lease.address, 8), runs
+    return table
 
 
 def _table(memory: np.ndarray, sizes: list[int]) -> reach.Table:
@@ -37,6 +45,40 @@ def test_any_runs_of_equal_length_carry_the_same_bytes(
         reach._MOST_ENTRIES = old
     assert _bytes(target, ours) == _bytes(source, theirs)
     assert np.count_nonzero(target) <= total
+
+
+@given(theirs=lengths, ours=lengths, threads=st.integers(1, 4))
+def test_a_crew_carries_the_same_bytes(theirs: list[int], ours: list[int], threads: int) -> None:
+    """Shared by any number of threads, the stream is the same, and the lease is read behind it."""
+    total = min(sum(theirs), sum(ours))
+    theirs, ours = _cut(theirs, total), _cut(ours, total)
+    source = np.arange(600, dtype=np.uint8)
+    target = np.zeros(600, np.uint8)
+    lease, crew = Lease(7), Crew(threads, 1)
+    try:
+        word = pull_leased(
+            os.getpid(), _offer(lease, _table(source, theirs)), _table(target, ours), crew
+        )
+    finally:
+        crew.close()
+    assert word == 7
+    assert _bytes(target, ours) == _bytes(source, theirs)
+    assert np.count_nonzero(target) <= total
+
+
+def test_a_part_that_is_not_there_fails_the_whole() -> None:
+    """A crew raises what one thread alone would: bad memory in any part, and unequal lengths."""
+    source, target = np.ones(64, np.uint8), np.zeros(64, np.uint8)
+    lease, crew = Lease(7), Crew(2, 1)
+    broken = table_of(((source.ctypes.data, 32), (8, 16), (source.ctypes.data, 16)))
+    try:
+        with pytest.raises(OSError, match="address"):
+            pull_leased(os.getpid(), _offer(lease, broken), _table(target, [64]), crew)
+        short = _offer(lease, _table(source, [8]))
+        with pytest.raises(ValueError, match="are to be filled"):
+            pull_leased(os.getpid(), short, _table(target, [16]), crew)
+    finally:
+        crew.close()
 
 
 def test_tables_of_different_length_are_refused() -> None:

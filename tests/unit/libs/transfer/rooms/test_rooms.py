@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.transfer.api import KvLayout, PagePool, RoomState
+from libs.transfer.crew import Crew
 from libs.transfer.pages import PageStore
 from libs.transfer.rooms import FetchRoom, OfferRoom
 from libs.transfer.rooms import fetch as fetches
@@ -40,7 +41,7 @@ class Side:
         self.aborted: list[object] = []
         self.pushed: list[object] = []
 
-    def fetch(self, pages: list[int], skip: int = 0) -> FetchRoom:
+    def fetch(self, pages: list[int], skip: int = 0, crew: Crew | None = None) -> FetchRoom:
         """Return decode's end."""
         return FetchRoom(
             self.store,
@@ -50,6 +51,7 @@ class Side:
             tokens=len(pages),
             skip_pages=skip,
             aborted=self.aborted.append,
+            crew=crew,
         )
 
     def offer(self) -> OfferRoom:
@@ -81,9 +83,16 @@ def run(offer: OfferRoom, fetch: FetchRoom, slab: np.ndarray, *, shared: bool = 
     return chunks
 
 
-def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0, lane: Lane = Lane.SYSV):
+def linked(
+    prefill: Side,
+    decode: Side,
+    pages: list[int],
+    skip: int = 0,
+    lane: Lane = Lane.SYSV,
+    crew: Crew | None = None,
+):
     """Return both ends, matched."""
-    offer, fetch = prefill.offer(), decode.fetch(pages, skip)
+    offer, fetch = prefill.offer(), decode.fetch(pages, skip, crew)
     assert offer.match(fetch.want(), lane)
     fetch.ready()
     return offer, fetch
@@ -99,6 +108,7 @@ def linked(prefill: Side, decode: Side, pages: list[int], skip: int = 0, lane: L
     st.sampled_from([(Lane.SYSV, 0), (Lane.CMA, 0), (Lane.CMA, 1 << 30)]),
     st.booleans(),
     st.sampled_from([0, 1 << 30]),
+    st.sampled_from([1, 3]),
 )
 def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     source: list[int],
@@ -110,13 +120,14 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
     way: tuple[Lane, int],
     shared: bool,
     piece: int,
+    threads: int,
 ) -> None:
     """However pages are scattered, pushed and cut into chunks, the wanted ones arrive in place."""
     prefill, decode = Side(1), Side(2)
     skip = min(skip, count)
     pages, places = source[:count], target[: count - skip]
-    lane, least = way
-    offer, fetch = linked(prefill, decode, places, skip, lane)
+    (lane, least), crew = way, Crew(threads, 1)
+    offer, fetch = linked(prefill, decode, places, skip, lane, crew)
     slab = slab_for(per_slab)
     edges = sorted({0, count, *(min(cut, count) for cut in cuts)})
     with pytest.MonkeyPatch.context() as patch:
@@ -131,6 +142,7 @@ def test_any_cut_of_any_pages_arrives(  # noqa: PLR0917 - one argument a choice
             run(offer, fetch, slab, shared=shared)
         offer.push([], first_page=count, last=True, row=2)
         run(offer, fetch, slab, shared=shared)
+    crew.close()
     assert (offer.state, fetch.state) == (RoomState.DONE, RoomState.DONE)
     for there, here in zip(prefill.pages, decode.pages, strict=True):
         assert (there[pages[skip:]] == here[places]).all()
