@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription
 from libs.bus.api import BusError, Endpoint
 from libs.bus.connect import BusNotStarted, Link
 from libs.bus.endpoints import ServedEndpoint, TaskOwner, about
-from libs.bus.frames import Delivery
+from libs.bus.frames import Delivery, head_of
 from libs.bus.jetstream import (
     BucketSpec,
     Emitter,
@@ -141,7 +141,7 @@ class NatsBus:
                 data = encode(message)
                 if facts is not None:
                     current.set_attributes(about(message, data))
-                msg = await self.link.ask(subject, data, _trace_headers(), timeout_s)
+                msg = await self.link.ask(subject, data, _trace_head(), timeout_s)
                 answer = _understand(msg, reply)
         except BaseException as error:
             way.failed(error, time.perf_counter() - started)
@@ -166,20 +166,18 @@ class NatsBus:
         Raises:
             Forbidden, BusDown, RequestTimeout.
         """
-        decoder = msgspec.msgpack.Decoder(kind)
-
-        def understand(data: bytes) -> tuple[Any, ...]:
-            return events_in(data) if kind is Event else (decoder.decode(data),)
+        several = kind is Event
+        understand = events_in if several else msgspec.msgpack.Decoder(kind).decode
 
         def receive(msg: Delivery) -> None:
             try:
-                messages = understand(msg.data)
+                found = understand(msg.data)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 count(names.BUS_DECODE_ERRORS, template=template(msg.subject))
                 get_logger().error("message not understood", template=template(msg.subject))
                 return
             try:
-                for message in messages:
+                for message in found if several else (found,):
                     handler(msg.subject, message)
             except Exception:  # noqa: BLE001 - the dispatcher's net
                 # One message must not end the subscription.
@@ -367,11 +365,13 @@ async def open_bus(
     return bus
 
 
-def _trace_headers() -> dict[str, str] | None:
+def _trace_head() -> bytes | None:
     parent, state = traceparent()
     if parent is None:
         return None
-    return {TRACEPARENT: parent, TRACESTATE: state} if state else {TRACEPARENT: parent}
+    if state:
+        return head_of({TRACEPARENT: parent, TRACESTATE: state})
+    return f"NATS/1.0\r\n{TRACEPARENT}: {parent}\r\n\r\n".encode()
 
 
 def _understand(msg: Delivery, reply: type[ReplyT]) -> ReplyT:

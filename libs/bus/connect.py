@@ -18,14 +18,13 @@ from nkeys import NkeysError
 from libs.bus.api import BusDown, BusError, Forbidden, NoResponders, RequestTimeout, TooLarge
 from libs.bus.frames import Delivery, Handler, head_of
 from libs.bus.settings import BusSettings, tls_context
-from libs.bus.wire import WireClient
+from libs.bus.wire import CONGESTED_BYTES, WireClient
 from libs.clock import Clock
 from libs.telemetry import count, get_logger, names
 from proto.subjects import template
 
 __all__ = ["BusNotStarted", "Link"]
 
-_CONGESTED_BYTES = 8 * 1024 * 1024
 _CONGESTED_WAIT_S = 1.0
 _KEPT_PERMISSION_ERRORS = 64
 
@@ -156,7 +155,7 @@ class Link:
         Raises:
             BusDown, TooLarge.
         """
-        if self.client.pending_data_size > _CONGESTED_BYTES:
+        if self.client.pending_data_size > CONGESTED_BYTES:
             await self._relieve()
         self.post(subject, data, headers, reply=reply)
 
@@ -174,7 +173,7 @@ class Link:
             BusDown, TooLarge.
         """
         client = self.client
-        head = head_of(headers)
+        head = head_of(headers) if headers else None
         size = len(data) + len(head) if head else len(data)
         if size > client.max_payload and client.is_connected:
             self._refuse_size(subject, size)
@@ -188,26 +187,23 @@ class Link:
             raise BusDown(str(error) or "there is no connection to NATS") from error
 
     async def ask(
-        self, subject: str, data: bytes, headers: dict[str, str] | None, timeout_s: float
+        self, subject: str, data: bytes, head: bytes | None, timeout_s: float
     ) -> Delivery:
         """Send a request and return the first reply.
+
+        Args:
+            subject: whom to ask.
+            data: what.
+            head: headers as they stand on the wire.
+            timeout_s: how long to wait.
 
         Raises:
             NoResponders, RequestTimeout, BusDown, TooLarge.
         """
         client = self.client
-        if not client.is_connected:
-            raise BusDown("there is no connection to NATS")
-        if timeout_s <= 0:
-            raise RequestTimeout("there was no time left to ask")
-        head = head_of(headers)
         size = len(data) + len(head) if head else len(data)
-        if size > client.max_payload:
-            self._refuse_size(subject, size)
-        if client.pending_data_size > _CONGESTED_BYTES:
-            started = self._clock.monotonic()
-            await self._relieve()
-            timeout_s = max(0.0, timeout_s - (self._clock.monotonic() - started))
+        if timeout_s <= 0 or not client.takes(size):
+            timeout_s = await self._clear(subject, size, timeout_s)
         try:
             return await client.ask(subject, data, head, timeout_s)
         except errors.NoRespondersError as error:
@@ -220,6 +216,20 @@ class Link:
             errors.ConnectionDrainingError,
         ) as error:
             raise BusDown(str(error)) from error
+
+    async def _clear(self, subject: str, size: int, timeout_s: float) -> float:
+        """Make sure that a question can leave; return how long its answer may take then."""
+        client = self.client
+        if not client.is_connected:
+            raise BusDown("there is no connection to NATS")
+        if timeout_s <= 0:
+            raise RequestTimeout("there was no time left to ask")
+        if size > client.max_payload:
+            self._refuse_size(subject, size)
+        started = self._clock.monotonic()
+        if client.pending_data_size > CONGESTED_BYTES:
+            await self._relieve()
+        return max(0.0, timeout_s - (self._clock.monotonic() - started))
 
     async def listen(
         self, subject: str, handler: Handler, *, queue: str | None = None
@@ -299,7 +309,7 @@ class Link:
         try:
             async with asyncio.timeout(_CONGESTED_WAIT_S):
                 # nats-py has no event for this; the wait is rare and short.
-                while self.client.pending_data_size > _CONGESTED_BYTES:  # noqa: ASYNC110
+                while self.client.pending_data_size > CONGESTED_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         except TimeoutError as error:
             raise BusDown("the server does not take our data") from error

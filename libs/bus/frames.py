@@ -7,43 +7,50 @@ most of what a message cost a process; here a message reaches its handler where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-__all__ = ["Delivery", "FrameParser", "Handler", "Receiver", "frame_of", "head_of", "headers_of"]
+__all__ = [
+    "Delivery",
+    "FrameParser",
+    "Handler",
+    "Receiver",
+    "frame_of",
+    "head_of",
+    "headers_of",
+]
 
 _LINE = b"NATS/1.0"
 _END = b"\r\n"
 _M, _H = ord("M"), ord("H")
-_MESSAGE, _WITH_HEAD = b"MSG ", b"HMSG "
+_MESSAGE, _WITH_HEAD = b"MSG", b"HMSG"
 _LONGEST_LINE = 4096
 _STATUS_DIGITS = 3
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """A message that has arrived."""
 
-    __slots__ = ("_headers", "data", "head", "reply", "subject")
-
-    def __init__(self, subject: str, reply: str, data: bytes, head: bytes = b"") -> None:
-        self.subject = subject
-        self.reply = reply
-        """Where an answer goes; empty where none is wanted."""
-        self.data = data
-        self.head = head
-        """Its headers as they came."""
-        self._headers: dict[str, str] | None = None
+    subject: str
+    reply: str
+    """Where an answer goes; empty where none is wanted."""
+    data: bytes
+    head: bytes = b""
+    """Its headers as they came."""
+    known: dict[str, str] | None = None
+    """They, once they were asked for."""
 
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers, by their exact names; a status is among them as `Status`."""
-        if self._headers is None:
-            self._headers = headers_of(self.head) if self.head else {}
-        return self._headers
+        if self.known is None:
+            self.known = headers_of(self.head) if self.head else {}
+        return self.known
 
 
 Handler = Callable[[Delivery], None]
@@ -61,8 +68,9 @@ class Receiver(Protocol):
         """Take a message of a subscription that has no handler."""
         ...
 
-    def handler_of(self, sid: int) -> Handler | None:
-        """Return who takes the messages of a subscription where they are read."""
+    @property
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return who takes the messages of which subscription where they are read."""
         ...
 
 
@@ -136,7 +144,7 @@ class FrameParser(Parser):
         Returns how many bytes they were. What is anything else, or has no handler, is left for
         `parse`, and so is all that follows the beginning of a frame.
         """
-        at, end = 0, len(data)
+        at, end, handlers = 0, len(data), self._receiver.handlers
         while at < end and not self._rest and data[at] in {_M, _H}:
             eol = data.find(_END, at)
             if eol < 0:
@@ -146,7 +154,7 @@ class FrameParser(Parser):
             except ProtocolError:
                 # Whoever parses it again acts on that.
                 break
-            handler = self._receiver.handler_of(sid)
+            handler = handlers.get(sid)
             if delivery is None or handler is None:
                 break
             at = after
@@ -163,7 +171,7 @@ class FrameParser(Parser):
         if delivery is None:
             self._wanted = after - at
             return 0
-        handler = self._receiver.handler_of(sid)
+        handler = self._receiver.handlers.get(sid)
         if handler is None:
             await self._receiver.queue(sid, delivery)
             return after
@@ -177,32 +185,31 @@ class FrameParser(Parser):
 
 def _delivery(data: bytes, at: int, eol: int) -> tuple[int, Delivery | None, int]:
     """Return the subscription of the message at `at`, the message if it is whole, and its end."""
-    has_head = data[at] == _H
-    subject, sid, reply, head_size, size = _arguments(data[at:eol], has_head=has_head)
+    verb, *words = data[at:eol].split()
+    reply, head_size = b"", 0
+    try:
+        if verb == _MESSAGE:
+            subject, number, *between, last = words
+        elif verb == _WITH_HEAD:
+            subject, number, *between, first, last = words
+            head_size = int(first)
+        else:
+            raise ProtocolError("nats: unknown protocol")
+        if between:
+            (reply,) = between
+        sid, size = int(number), int(last)
+    except ValueError as error:
+        raise ProtocolError("nats: malformed message line") from error
     start = eol + 2
     stop = start + size
     if stop + 2 > len(data):
         return sid, None, stop + 2
-    head = data[start : start + head_size]
-    body = data[start + head_size : stop]
+    if head_size:
+        middle = start + head_size
+        head, body = data[start:middle], data[middle:stop]
+    else:
+        head, body = b"", data[start:stop]
     return sid, Delivery(subject.decode(), reply.decode(), body, head), stop + 2
-
-
-def _arguments(line: bytes, *, has_head: bool) -> tuple[bytes, int, bytes, int, int]:
-    """Return subject, subscription, reply, and the sizes of the head and of all."""
-    verb = _WITH_HEAD if has_head else _MESSAGE
-    words = line[len(verb) :].split()
-    if not has_head:
-        words.insert(-1, b"0")
-    try:
-        subject, sid, *reply, head_size, size = words
-        (where,) = reply or (b"",)
-        found = subject, int(sid), where, int(head_size), int(size)
-    except ValueError as error:
-        raise ProtocolError("nats: malformed message line") from error
-    if not line.startswith(verb):
-        raise ProtocolError("nats: unknown protocol")
-    return found
 
 
 def frame_of(subject: str, reply: str, data: bytes, head: bytes | None) -> bytes:

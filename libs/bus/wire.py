@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from nats import errors
 from nats.aio.client import Client, Srv
@@ -18,9 +18,12 @@ from nats.protocol.parser import PERMISSIONS_ERR
 
 from libs.bus.frames import Delivery, FrameParser, Handler, frame_of
 
-__all__ = ["WireClient"]
+__all__ = ["CONGESTED_BYTES", "WireClient"]
 
 ResultT = TypeVar("ResultT")
+
+CONGESTED_BYTES = 8 * 1024 * 1024
+"""What may wait for a server before others wait for that."""
 
 _SUBJECT = re.compile(r"[^\s\x00]+")
 _NOTHING = b"+OK\r\n"
@@ -37,7 +40,10 @@ class WireClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._frames = self._ps = FrameParser(self)
-        self._handlers: dict[int, Handler] = {}
+        self.handlers: dict[int, Handler] = {}
+        """Who takes the messages of which subscription where they are read."""
+        self._outlet: asyncio.Transport | None = None
+        """The socket of the connection that stands."""
         self._leaving = False
         """What was published in this turn of the loop leaves at its end."""
         self._asked: dict[str, asyncio.Future[Delivery]] = {}
@@ -50,9 +56,17 @@ class WireClient(Client):
         """Return the bytes that the server has not taken yet, those in the socket's hands too."""
         return self._pending_data_size + self._in_socket()
 
-    def handler_of(self, sid: int) -> Handler | None:
-        """Return who takes the messages of a subscription where they are read."""
-        return self._handlers.get(sid)
+    def takes(self, size: int) -> bool:
+        """Return whether a message of so many bytes can leave now, and need not wait for others."""
+        outlet = self._outlet
+        waiting = self._pending_data_size
+        if outlet is not None:
+            waiting += outlet.get_write_buffer_size()
+        return (
+            waiting <= CONGESTED_BYTES
+            and size <= self._max_payload
+            and self._status == Client.CONNECTED
+        )
 
     async def queue(self, sid: int, delivery: Delivery) -> None:
         """Take a message of a subscription that has no handler, as nats-py does."""
@@ -67,11 +81,11 @@ class WireClient(Client):
     async def hear(self, subject: str, queue: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called where a message is read, and must return at once."""
         sid = self._sid + 1
-        self._handlers[sid] = handler
+        self.handlers[sid] = handler
         try:
             return await self.subscribe(subject, queue)  # pyright: ignore[reportUnknownMemberType]
         except errors.Error:
-            self._handlers.pop(sid, None)
+            self.handlers.pop(sid, None)
             raise
 
     def send(self, subject: str, reply: str, data: bytes, head: bytes | None) -> None:
@@ -186,8 +200,12 @@ class WireClient(Client):
         The loop gets what is left: half a frame, and all that is no message for a handler.
         """
         reader: asyncio.StreamReader | None = getattr(self._transport, "_io_reader", None)
+        self._outlet = None
         if reader is None:
             return
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            self._outlet = cast("asyncio.Transport", writer.transport)
         feed, parser = reader.feed_data, self._frames
 
         def take(data: bytes) -> None:
@@ -287,7 +305,7 @@ class WireClient(Client):
             # The server is away: nothing more can arrive, and the rest is dropped below.
             pass
         finally:
-            self._handlers.pop(sid, None)
+            self.handlers.pop(sid, None)
             subscription._stop_processing()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             self._remove_sub(sid)
             if self.is_connected and self.stats["reconnects"] != epoch:

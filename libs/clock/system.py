@@ -17,9 +17,9 @@ class SystemClock:
     def __init__(self) -> None:
         self.entropy: Entropy = secrets.SystemRandom()
 
-    def monotonic(self) -> float:
-        """Return seconds on the monotonic clock."""
-        return time.monotonic()
+    # Asked for dozens of times a request: the library's own function, not one around it.
+    monotonic = staticmethod(time.monotonic)
+    """Return seconds on the monotonic clock."""
 
     def unix_ms(self) -> int:
         """Return Unix time in milliseconds."""

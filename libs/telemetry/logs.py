@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import AbstractContextManager
+from contextvars import Token
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
 import structlog
-from opentelemetry import trace
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+from libs.telemetry.quiet import current_span, quiet_span
 
 __all__ = ["LEVELS", "get_logger", "log_context", "setup_logs"]
 
@@ -27,7 +30,31 @@ def get_logger() -> FilteringBoundLogger:
 
 def log_context(**values: Any) -> AbstractContextManager[None]:
     """Bind values to every log line of this task, and of tasks that it starts, for a while."""
-    return structlog.contextvars.bound_contextvars(**values)
+    return _Bound(values)
+
+
+class _Bound:
+    """A block whose log lines carry some values; what they were before comes back behind it."""
+
+    __slots__ = ("_before", "_values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __enter__(self) -> None:
+        bound = structlog.contextvars.bind_contextvars(**self._values)
+        self._before = {name: token.old_value for name, token in bound.items()}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        # A value that is an ellipsis is none.
+        structlog.contextvars.bind_contextvars(
+            **{name: ... if old is Token.MISSING else old for name, old in self._before.items()}
+        )
 
 
 def setup_logs(*, service: str, instance: str, level: str, stream: TextIO | None = None) -> None:
@@ -74,7 +101,12 @@ def _identity(service: str, instance: str) -> structlog.typing.Processor:
 
 
 def _trace_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    context = trace.get_current_span().get_span_context()
+    quiet = quiet_span()
+    if quiet is not None:
+        event.setdefault("trace_id", quiet.trace_id)
+        event.setdefault("span_id", quiet.span_id)
+        return event
+    context = current_span().get_span_context()
     if context.is_valid:
         event.setdefault("trace_id", f"{context.trace_id:032x}")
         event.setdefault("span_id", f"{context.span_id:016x}")

@@ -7,10 +7,10 @@ came, whether spans are exported or not. What a span would record is dropped whe
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import Token
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -18,28 +18,82 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
-__all__ = ["QuietBlock", "QuietSpan", "QuietTracerProvider", "current_span"]
+__all__ = ["Attached", "QuietSpan", "QuietTracerProvider", "current_span", "quiet_span"]
 
 (_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Where a context keeps its span."""
 
 
+_quiet: ContextVar[QuietSpan | None] = ContextVar("pdbus-quiet-span", default=None)
+"""The current span where that is a quiet one: what OpenTelemetry's own context would tell in more
+steps. Whatever makes a context the current one here sets both."""
+
+quiet_span = _quiet.get
+"""Return the current span where that is a quiet one; then nothing is recorded in this process."""
+
+
 def current_span() -> Span:
     """Return the current span, as `get_current_span` does for whoever put in a span."""
+    found = quiet_span()
+    if found is not None:
+        return found
     return cast("Span", otel_context.get_current().get(_KEY, trace.INVALID_SPAN))
 
 
+class Attached:
+    """Make a context the current one for a block."""
+
+    __slots__ = ("_before", "_context", "_token")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._before = quiet_span()
+        found = self._context.get(_KEY)
+        _quiet.set(found if type(found) is QuietSpan else None)
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        otel_context.detach(self._token)
+        _quiet.set(self._before)
+
+
 class QuietSpan(NonRecordingSpan):
-    """A span that is nothing but its `traceparent`: it is read as it came, and passed on so."""
+    """A span that is nothing but its `traceparent`: it is read as it came, and passed on so.
+
+    As a block it does nothing: it is the current span already.
+    """
 
     def __init__(self, traceparent: str) -> None:
         super().__init__(trace.INVALID_SPAN_CONTEXT)
         self.traceparent = traceparent
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        return
+
     @property
     def trace_id(self) -> str:
         """The id of its trace, 32 hex digits."""
         return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """The id of the span that it stands for, 16 hex digits."""
+        return self.traceparent[36:52]
 
     def context(self) -> Context:
         """Return a context with nothing but this span."""
@@ -62,9 +116,9 @@ class QuietTracerProvider(trace.TracerProvider):
     def __init__(self) -> None:
         self._tracer = _QuietTracer()
 
-    def block(self) -> QuietBlock:
+    def block(self) -> AbstractContextManager[Span]:
         """Return what runs a block within the current trace, or within a new one."""
-        return QuietBlock(self._tracer)
+        return quiet_span() or _Block(self._tracer)
 
     def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
         """Return the tracer."""
@@ -74,25 +128,24 @@ class QuietTracerProvider(trace.TracerProvider):
         """Do nothing: there is nothing to export."""
 
 
-class QuietBlock:
+class _Block:
     """A block of work: it has its parent's ids, or ids of its own where it has no parent."""
 
-    __slots__ = ("_token", "_tracer")
+    __slots__ = ("_attached", "_tracer")
 
     def __init__(self, tracer: _QuietTracer) -> None:
         self._tracer = tracer
-        self._token: Token[Context] | None = None
+        self._attached: Attached | None = None
 
     def __enter__(self) -> Span:
         current = current_span()
-        if type(current) is QuietSpan:
-            # It is the current one already.
-            return current
         context = current.get_span_context()
         if context.is_valid:
+            # It is the current one already.
             return current if type(current) is NonRecordingSpan else NonRecordingSpan(context)
         made = self._tracer.root()
-        self._token = otel_context.attach(trace.set_span_in_context(made))
+        self._attached = Attached(trace.set_span_in_context(made))
+        self._attached.__enter__()
         return made
 
     def __exit__(
@@ -101,8 +154,8 @@ class QuietBlock:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if self._token is not None:
-            otel_context.detach(self._token)
+        if self._attached is not None:
+            self._attached.__exit__(kind, error, where)
 
 
 class _QuietTracer(trace.Tracer):
@@ -128,11 +181,8 @@ class _QuietTracer(trace.Tracer):
             yield NonRecordingSpan(current.get_span_context())
             return
         made = self.start_span(name, context)
-        token = otel_context.attach(trace.set_span_in_context(made, context))
-        try:
+        with Attached(trace.set_span_in_context(made, context)):
             yield made
-        finally:
-            otel_context.detach(token)
 
     def root(self) -> QuietSpan:
         """Return a span of a new trace."""

@@ -11,9 +11,7 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -32,7 +30,13 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.telemetry.attributes import ERROR_TYPE
-from libs.telemetry.quiet import QuietSpan, QuietTracerProvider, current_span
+from libs.telemetry.quiet import (
+    Attached,
+    QuietSpan,
+    QuietTracerProvider,
+    current_span,
+    quiet_span,
+)
 from proto.errors import ErrorCode, PdbusError
 
 __all__ = [
@@ -68,7 +72,7 @@ _NOBODY = re.compile(r"-0{16}")
 
 def recording() -> bool:
     """Return whether spans go anywhere; where they do not, their facts need not be gathered."""
-    return not isinstance(trace.get_tracer_provider(), QuietTracerProvider)
+    return quiet_span() is None and not isinstance(trace.get_tracer_provider(), QuietTracerProvider)
 
 
 def span(
@@ -82,6 +86,10 @@ def span(
     A failure sets the status and `error.type` (the code of a `PdbusError`, else the class name);
     its text is not recorded, because it may hold text of a request.
     """
+    quiet = quiet_span()
+    if quiet is not None:
+        # It is the current one already.
+        return quiet
     provider = trace.get_tracer_provider()
     if isinstance(provider, QuietTracerProvider):
         return provider.block()
@@ -173,35 +181,15 @@ def attach(traceparent: str | None, tracestate: str | None = None) -> AbstractCo
     Without a header, or with a malformed one, the block has no parent: the next span starts a new
     trace. A context that says "not sampled" stays so.
     """
-    return _Attached(_extract(traceparent, tracestate))
-
-
-class _Attached:
-    """A block in another context."""
-
-    __slots__ = ("_context", "_token")
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        self._token = otel_context.attach(self._context)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        otel_context.detach(self._token)
+    return Attached(_extract(traceparent, tracestate))
 
 
 def traceparent() -> tuple[str | None, str | None]:
     """Return the current context as W3C `traceparent` and `tracestate`, None if there is none."""
-    now = current_span()
-    if type(now) is QuietSpan:
-        return now.traceparent, None
-    current = now.get_span_context()
+    quiet = quiet_span()
+    if quiet is not None:
+        return quiet.traceparent, None
+    current = current_span().get_span_context()
     if not current.is_valid:
         return None, None
     parent = f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
@@ -210,10 +198,10 @@ def traceparent() -> tuple[str | None, str | None]:
 
 def trace_id() -> str | None:
     """Return the id of the current trace, 32 hex digits."""
-    now = current_span()
-    if type(now) is QuietSpan:
-        return now.trace_id
-    context = now.get_span_context()
+    quiet = quiet_span()
+    if quiet is not None:
+        return quiet.trace_id
+    context = current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else None
 
 

@@ -43,6 +43,7 @@ _MARKER = "Nats-Marker-Reason"
 _STATUS = "Status"
 _ABSENT = "404"
 _RETRY_AFTER_S = 0.25
+_EXPECTED = EXPECTED_SEQUENCE.encode()
 """A stream whose leader changes answers nothing for a moment."""
 
 
@@ -217,7 +218,7 @@ class NatsStore(Generic[RecordT]):
         subject = self._subject(key)
         await self._prepare()
         try:
-            msg = await self._ask(subject, data, {EXPECTED_SEQUENCE: str(revision)})
+            msg = await self._ask(subject, data, _expecting(revision))
         except RequestTimeout as error:
             raise StoreUnknown("the write was not acknowledged") from error
         ack = _decode_ack(msg.data)
@@ -233,13 +234,13 @@ class NatsStore(Generic[RecordT]):
         )
         raise BusDown(ack.error.description)
 
-    async def _ask(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Delivery:
+    async def _ask(self, subject: str, data: bytes, head: bytes | None) -> Delivery:
         """Ask, and ask again while it is certain that nobody has received it."""
         deadline = self._clock.monotonic() + self._timeout_s
         while True:
             left = deadline - self._clock.monotonic()
             try:
-                return await self._link.ask(subject, data, headers, left)
+                return await self._link.ask(subject, data, head, left)
             except NoResponders as error:
                 if deadline - self._clock.monotonic() <= _RETRY_AFTER_S:
                     raise self._gone() from error
@@ -252,6 +253,11 @@ class NatsStore(Generic[RecordT]):
             count(names.BUS_DECODE_ERRORS, template=self._spec.name)
             raise BusError(f"a record in {self._spec.name} cannot be read") from error
         return Versioned(value, sequence_of(msg))
+
+
+def _expecting(revision: int) -> bytes:
+    """Return the head of a write that holds only if the record has this revision."""
+    return b"NATS/1.0\r\n%b: %d\r\n\r\n" % (_EXPECTED, revision)
 
 
 _decode_ack = msgspec.json.Decoder(Ack).decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from nats.errors import ProtocolError
 
 from libs.bus.frames import Delivery, FrameParser, frame_of, head_of, headers_of
 
+_MOST_SIDS = 100
 Seen = tuple[int, str, str, bytes, bytes]
 
 
@@ -22,13 +24,9 @@ class Reader:
         self.seen: list[Seen] = []
         self.errors: list[Exception] = []
         self.pongs = 0
-        self._queued = queued
-
-    def handler_of(self, sid: int):
-        """Return who takes the messages of a subscription."""
-        if sid in self._queued:
-            return None
-        return lambda delivery: self._take(sid, delivery)
+        self.handlers = {
+            sid: partial(self._take, sid) for sid in range(_MOST_SIDS) if sid not in queued
+        }
 
     async def queue(self, sid: int, delivery: Delivery) -> None:
         """Take a message for a queue; its number is told with a minus."""

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from libs.telemetry import attach, linked_root, span, trace_id, traceparent
+from libs.telemetry import attach, linked_root, recording, span, trace_id, traceparent
 from libs.telemetry.quiet import QuietTracerProvider
 from libs.telemetry.traces import make_tracer_provider
 
@@ -139,6 +139,23 @@ def test_a_small_trace_id_and_a_state_are_kept():
         assert traceparent() == (small, None)
     with attach(CALLER, "vendor=1"):
         assert traceparent() == (CALLER, "vendor=1")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_context_within_another_is_the_current_one_until_its_end():
+    """Blocks may stand within each other: ours and OpenTelemetry's readers see the innermost."""
+    other = CALLER.replace("ab", "12")
+    with attach(CALLER), span("outer") as outer:
+        with attach(other), span("inner") as inner:
+            assert inner is not outer
+            assert (traceparent(), current()) == ((other, None), other)
+        with attach(None):
+            assert (traceparent(), current()) == ((None, None), None)
+        with linked_root("later", (other, None)):
+            assert trace_id() not in {"ab" * 16, "12" * 16, None}
+        assert (traceparent(), current()) == ((CALLER, None), CALLER)
+        assert not recording()
+    assert (trace_id(), current()) == (None, None)
 
 
 @pytest.mark.usefixtures("quiet")

@@ -50,6 +50,26 @@ def test_log_lines_are_json_with_all_identities():
     assert done.stdout == ""
 
 
+def test_lines_within_blocks_have_the_values_of_the_innermost():
+    """Bound values and ids are those of the block that writes, and the outer ones come back."""
+    caller = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    done = run(
+        "from libs.telemetry import attach\n"
+        f"with attach('{caller}'), log_context(request_id='r1', other=1):\n"
+        "    with span('w'), log_context(request_id='r2'):\n"
+        "        get_logger().info('inner')\n"
+        "    with attach(None):\n"
+        "        get_logger().info('apart')\n"
+        "    get_logger().info('outer')\n"
+    )
+    inner, apart, outer = lines(done.stderr)
+    assert (inner["request_id"], inner["other"]) == ("r2", 1)
+    assert (inner["trace_id"], inner["span_id"]) == ("ab" * 16, "cd" * 8)
+    assert "trace_id" not in apart
+    assert (outer["request_id"], outer["other"]) == ("r1", 1)
+    assert (outer["trace_id"], outer["span_id"]) == ("ab" * 16, "cd" * 8)
+
+
 def test_an_exception_is_logged_as_data_without_local_values():
     """A traceback is structured; values of local variables are not in it."""
     done = run(
