@@ -10,6 +10,7 @@ import msgspec
 
 from libs.text.digest import tokenizer_digest
 from libs.text.errors import ModelTextError
+from libs.text.surround import Surround
 from libs.text.template import ChatTemplate
 from libs.text.tokenizer import Tokenizer
 
@@ -66,6 +67,8 @@ class ModelText:
     """Tokens that end an answer."""
     digest: str
     """Hash of the tokenizer and its chat template."""
+    surround: Surround
+    """Encodes what the template has made."""
 
     @classmethod
     def load(cls, folder: Path) -> ModelText:
@@ -80,12 +83,14 @@ class ModelText:
         settings = _read(folder / "tokenizer_config.json", _TokenizerConfig)
         tokenizer = Tokenizer.load(folder)
         special = _special_tokens(settings)
+        template = ChatTemplate(_template_source(folder, settings), special)
         return cls(
             tokenizer=tokenizer,
-            template=ChatTemplate(_template_source(folder, settings), special),
+            template=template,
             context_tokens=_context_tokens(config, folder),
             eos_ids=_eos_ids(folder, config, special, tokenizer),
             digest=tokenizer_digest(folder),
+            surround=Surround.learn(tokenizer.encode, tokenizer.library, template),
         )
 
 

@@ -74,6 +74,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelTextError(f"the chat template is not valid: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._given = dict(self._template.globals)
+        """What templates have without being given it."""
 
     def reserved(self, name: str) -> bool:
         """Return whether a caller's own value must not have this name."""
@@ -102,6 +104,7 @@ class ChatTemplate:
         """
         now = datetime.fromtimestamp(unix_ms / 1000, tz=UTC)
         known = {
+            **self._given,
             **values,
             **self._special_tokens,
             "messages": [_as_mapping(turn) for turn in turns],
@@ -121,7 +124,8 @@ class ChatTemplate:
     def _bounded(self, values: dict[str, Any]) -> str:
         pieces: list[str] = []
         length = 0
-        for piece in self._template.generate(values):
+        template = self._template
+        for piece in template.root_render_func(template.new_context(values, shared=True)):
             length += len(piece)
             if length > MAX_PROMPT_CHARS:
                 raise TemplateRefused(f"The prompt exceeds {MAX_PROMPT_CHARS} characters.")

@@ -57,6 +57,11 @@ class Tokenizer:
         return cls(tokenizers.Tokenizer.from_str(content))
 
     @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's own tokenizer, to be asked and not to be changed."""
+        return self._tokenizer
+
+    @property
     def vocabulary(self) -> int:
         """Number of token ids, added tokens included."""
         return self._vocabulary

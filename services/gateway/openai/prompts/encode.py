@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from libs.text import ModelText
 from proto.errors import ErrorCode, PdbusError
@@ -33,6 +35,13 @@ async def encode_prompt(
             f" the {param}.",
             param=param,
         )
+    encode = _way(text, add_special=add_special)
     if len(prompt) <= INLINE_CHARS:
-        return text.tokenizer.encode(prompt, add_special=add_special)
-    return await asyncio.to_thread(text.tokenizer.encode, prompt, add_special=add_special)
+        return encode(prompt)
+    return await asyncio.to_thread(encode, prompt)
+
+
+def _way(text: ModelText, *, add_special: bool) -> Callable[[str], bytes]:
+    if add_special:
+        return partial(text.tokenizer.encode, add_special=True)
+    return text.surround.encode
