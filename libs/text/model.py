@@ -90,7 +90,7 @@ class ModelText:
             context_tokens=_context_tokens(config, folder),
             eos_ids=_eos_ids(folder, config, special, tokenizer),
             digest=tokenizer_digest(folder),
-            surround=Surround.learn(tokenizer.encode, tokenizer.library, template),
+            surround=Surround.learn(tokenizer, template),
         )
 
 

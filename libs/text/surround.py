@@ -8,12 +8,13 @@ template itself is kept: what clients say is encoded each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tokenizers
 
 from libs.text.errors import TemplateRefused
 from libs.text.template import ChatTemplate, Turn
+from libs.text.tokenizer import Tokenizer
 
 __all__ = ["Surround"]
 
@@ -21,42 +22,36 @@ _PROBES = ("one", "Two, 2!", " <ünï>\n\n  ", "one two")
 _ID_BYTES = 4
 
 
-Encode = Callable[[str], bytes]
-"""Returns the ids of a text as little-endian uint32, and adds none to them."""
-
-
 class Surround:
     """Encodes prompts; those that have the usual beginning and end cost what is between.
 
     Args:
-        encode: the tokenizer.
+        tokenizer: of the model.
         usual: beginning and end, each with the special token at which it is cut off; None if
             prompts have nothing in common.
     """
 
     def __init__(
-        self, encode: Encode, usual: tuple[tuple[str, str], tuple[str, str]] | None = None
+        self, tokenizer: Tokenizer, usual: tuple[tuple[str, str], tuple[str, str]] | None = None
     ) -> None:
-        self._encode = encode
+        self._tokenizer = tokenizer
         self._usual = usual
         (self._before, self._first), (self._after, self._last) = usual or (("", ""), ("", ""))
         self._least = len(self._before) + len(self._after)
-        self._head, self._tail = encode(self._before), encode(self._after)
+        self._head, self._tail = self._ids(self._before), self._ids(self._after)
 
     @classmethod
-    def learn(
-        cls, encode: Encode, library: tokenizers.Tokenizer, template: ChatTemplate
-    ) -> Surround:
+    def learn(cls, tokenizer: Tokenizer, template: ChatTemplate) -> Surround:
         """Return what encodes the prompts of a template, and of any other."""
         try:
             probes = [template.render([Turn("user", text)], unix_ms=0) for text in _PROBES]
         except TemplateRefused:
-            return cls(encode)
+            return cls(tokenizer)
         before = _common(probes)
         after = _common([probe[::-1] for probe in probes])[::-1]
-        surround = cls(encode, _usual(before, after, library))
-        same = all(surround.encode(probe) == encode(probe) for probe in probes)
-        return surround if same else cls(encode)
+        surround = cls(tokenizer, _usual(before, after, tokenizer.library))
+        same = all(surround.encode(probe) == tokenizer.encode(probe) for probe in probes)
+        return surround if same else cls(tokenizer)
 
     def encode(self, prompt: str) -> bytes:
         """Return the ids of a prompt, which are those that the tokenizer gives."""
@@ -67,11 +62,14 @@ class Surround:
             or not prompt.startswith(before)
             or not prompt.endswith(after)
         ):
-            return self._encode(prompt)
+            return self._ids(prompt)
         # The two tokens stand at the ends, so that nothing between is the beginning of a text.
         between = prompt[len(before) : len(prompt) - len(after)]
-        ids = self._encode(f"{self._first}{between}{self._last}")
+        ids = self._ids(f"{self._first}{between}{self._last}")
         return self._head + ids[_ID_BYTES:-_ID_BYTES] + self._tail
+
+    def _ids(self, text: str) -> bytes:
+        return self._tokenizer.encode(text, add_special=False)
 
 
 def _common(texts: Sequence[str]) -> str:

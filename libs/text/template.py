@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import jinja2
+import msgspec
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -37,8 +37,7 @@ _SCRIPT_FAULTS = (TypeError, ValueError, LookupError, AttributeError, Arithmetic
 """What the expressions of a template can raise on a conversation that they did not expect."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """One message, as templates read it."""
 
     role: str

@@ -63,8 +63,7 @@ class UnknownFields(StrEnum):
     """They are left out and counted; fields that are known and refused still are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A validated request: all that the system needs to know of it."""
 
     rid: RequestId
@@ -179,8 +178,7 @@ class Calls(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
+class Readiness(msgspec.Struct, frozen=True):
     """Whether requests can be served now."""
 
     ok: bool
@@ -190,8 +188,7 @@ class Readiness:
     """What a client is told while not ok: `starting`, `draining`, `no_worker`, ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     """A model that at least one set of workers can serve now."""
 
     name: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+
+import msgspec
 
 from libs.bus.api import Bus
 from libs.clock.api import Clock
@@ -29,8 +30,7 @@ _LOOK_S = 0.05
 _WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What was seen of the fleet a moment ago; several things are asked of it for each request."""
 
     version: int

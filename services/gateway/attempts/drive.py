@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -218,7 +217,7 @@ class Attempts:
             max_tokens=call.sampling.max_tokens - emitted,
             min_tokens=max(0, call.sampling.min_tokens - emitted),
         )
-        return replace(
+        return msgspec.structs.replace(
             call,
             input_ids=call.input_ids + self._ids(),
             prompt_tokens=call.prompt_tokens + emitted,

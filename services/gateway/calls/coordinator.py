@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from libs.bus.api import Bus, Endpoint, Store, Subscription
 from libs.chronicle import Chronicle
@@ -127,7 +129,7 @@ class Coordinator:
             return await self._begin(call, None).read()
         for generation in range(_MOST_GENERATIONS):
             rid = keyed_request_id(call.tenant, call.key, generation)
-            reader = await self._open_keyed(replace(call, rid=rid))
+            reader = await self._open_keyed(msgspec.structs.replace(call, rid=rid))
             if reader is not None:
                 return reader
         raise PdbusError(ErrorCode.INTERNAL, "this key has failed too often")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.clock.api import Clock
@@ -43,8 +43,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _API = "/v1/"
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One HTTP request, from its head to its log line."""
 
     rid: RequestId
@@ -63,7 +62,7 @@ class Exchange:
     """Who asks."""
     presence: Presence | None = None
     """Tells when the client leaves, where the server knows."""
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    facts: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Key-values for the log line."""
 
     def head(self) -> list[tuple[bytes, bytes]]:

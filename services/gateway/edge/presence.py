@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.types import Receive
 
 from services.gateway.edge.connection import Presence
@@ -24,8 +24,7 @@ class ClientGone(Exception):
     """The client no longer waits for an answer; the text says how that was seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """Watches how fast a client reads."""
 
     after_s: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from proto.ids import TenantHash, tenant_hash
 from services.gateway.api import Call, Recover, Slo
@@ -114,7 +115,7 @@ def admitted(
         return tuple(calls)
     alone = len(calls) == 1
     return tuple(
-        replace(
+        msgspec.structs.replace(
             call,
             # Several choices never move: what made them so knows why.
             recover=visitor.recover if alone and visitor.recover is not None else call.recover,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from libs.clock.api import Clock
@@ -171,7 +172,7 @@ class Endpoint(Generic[RequestT]):
             prompt_tokens=sum(call.prompt_tokens for call in prompts),
             streaming=asked.stream,
         )
-        return asked if calls == asked.calls else replace(asked, calls=calls)
+        return asked if calls == asked.calls else msgspec.structs.replace(asked, calls=calls)
 
     def _giving(self, asked: Asked, exchange: Exchange, tally: Tally) -> Giving:
         seat = self._seat

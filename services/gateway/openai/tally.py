@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+
+import msgspec
 
 from libs.clock.api import Clock
 from libs.telemetry import (
@@ -71,8 +72,7 @@ _meters = lru_cache(maxsize=64)(_Meters)
 _BEFORE_PLACE = frozenset({Stage.READINESS, Stage.BODY, Stage.PROMPT})
 
 
-@dataclass(slots=True, eq=False)
-class Tally:
+class Tally(msgspec.Struct, eq=False):
     """The figures of one request."""
 
     clock: Clock

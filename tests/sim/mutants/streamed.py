@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -59,7 +58,7 @@ _rest = Attempts._rest
 
 
 def _only_prompt(self: Any) -> Any:
-    return replace(_rest(self), input_ids=self._call.input_ids)
+    return msgspec.structs.replace(_rest(self), input_ids=self._call.input_ids)
 
 
 def _one_nonce(_entropy: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -28,8 +27,7 @@ class Shape(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request found valid: its calls, and how their answers are given."""
 
     calls: tuple[Call, ...]

@@ -6,10 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
+
+import msgspec
 
 from libs.clock.api import Clock
 from proto.errors import ErrorCode, PdbusError
@@ -237,7 +238,7 @@ class _Many:
     def _again(self, call: Call, turn: int) -> Call:
         """Return a call for another try: what was refused stands in the ledger as failed."""
         rid = new_request_id(self._clock.unix_ms(), self._clock.entropy)
-        return replace(call, rid=rid, key=call.key and f"{call.key} /{turn}")
+        return msgspec.structs.replace(call, rid=rid, key=call.key and f"{call.key} /{turn}")
 
     async def _wait_for_slot(self) -> None:
         if not self._running:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -28,8 +27,7 @@ __all__ = ["Giving"]
 _BATCH_BYTES = 65_536
 
 
-@dataclass(slots=True)
-class Giving:
+class Giving(msgspec.Struct, eq=False):
     """One answer on its way."""
 
     asked: Asked
@@ -43,7 +41,7 @@ class Giving:
     """Whether the answer's head names the workers."""
     live: Live | None = None
     frames: Frames | None = None
-    _ends: dict[int, tuple[FinishReason, Usage]] = field(
+    _ends: dict[int, tuple[FinishReason, Usage]] = msgspec.field(
         default_factory=dict[int, tuple[FinishReason, Usage]]
     )
 

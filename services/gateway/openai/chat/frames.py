@@ -9,7 +9,6 @@ no finish reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -39,8 +38,7 @@ def answer_id(head: Head) -> str:
     return f"chatcmpl-{head.rid}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(msgspec.Struct, frozen=True):
     """What the chunks of an answer carry."""
 
     choices: int = 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET
 
 from libs.text import Tokenizer
@@ -21,8 +21,7 @@ from services.gateway.openai.frames import Head
 __all__ = ["ChatShape"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatShape:
+class ChatShape(msgspec.Struct, frozen=True):
     """Implements `services.gateway.openai.answers.Shape`."""
 
     choices: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from proto.errors import PdbusError
 from proto.gateway import FinishReason
@@ -14,8 +15,7 @@ from services.gateway.api import Part
 __all__ = ["Frames", "Head"]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What all parts of one answer share."""
 
     rid: RequestId

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -15,13 +14,12 @@ from services.gateway.openai.bodies import invalid
 __all__ = ["Setting", "check_messages", "render_chat"]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """What a conversation is rendered with."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     """In OpenAI's form."""
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    values: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Variables of the template."""
     ask: bool = True
     """Whether the prompt opens the model's turn."""
@@ -87,7 +85,10 @@ def _listing(tools: Sequence[Mapping[str, Any]], turns: list[Turn]) -> list[Turn
     lines = [msgspec.json.encode(tool["function"]).decode() for tool in tools]
     listed = "\n".join(["You can call these functions:", *lines])
     if turns and turns[0].role == "system":
-        return [replace(turns[0], content=f"{turns[0].content}\n\n{listed}"), *turns[1:]]
+        return [
+            msgspec.structs.replace(turns[0], content=f"{turns[0].content}\n\n{listed}"),
+            *turns[1:],
+        ]
     return [Turn("system", listed), *turns]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from libs.clock.api import Clock
 from proto.ids import RequestId, TenantHash
@@ -13,8 +13,7 @@ from services.gateway.openai.rules import CallRules
 __all__ = ["Asker"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(msgspec.Struct, frozen=True):
     """One exchange, as far as it decides about its calls."""
 
     rid: RequestId

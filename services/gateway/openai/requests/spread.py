@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -20,8 +19,7 @@ _ID_BYTES = 4
 _SEEDS = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """Token ids, and how their answers are drawn."""
 
     ids: bytes
@@ -34,8 +32,7 @@ class Prompt:
         return len(self.ids) // _ID_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What all calls of a request share."""
 
     model: str

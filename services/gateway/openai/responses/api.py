@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 import msgspec
@@ -68,9 +67,9 @@ class ResponseApi:
         except PdbusError as error:
             raise request.made.error(error) from error
         digest = digest_of(request.request, asker.tenant)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             asked,
-            calls=tuple(dataclasses.replace(call, digest=digest) for call in asked.calls),
+            calls=tuple(msgspec.structs.replace(call, digest=digest) for call in asked.calls),
             shape=ResponseShape(request.request),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -21,8 +20,7 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 """The parameters of a function that has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """What may be called."""
 
     tools: tuple[Tool, ...] = ()

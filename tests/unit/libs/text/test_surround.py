@@ -29,16 +29,15 @@ SAID = st.lists(
 ).map("".join)
 
 
-class Counted:
+class Counted(Tokenizer):
     """A tokenizer that tells how much it was given."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.characters = 0
+    characters = 0
 
-    def __call__(self, text: str) -> bytes:
+    def encode(self, text: str, *, add_special: bool = False) -> bytes:
+        """Count, and encode."""
         self.characters += len(text)
-        return self._tokenizer.encode(text)
+        return super().encode(text, add_special=add_special)
 
 
 def made(folder: Path, **changes: Any) -> Tokenizer:
@@ -59,8 +58,8 @@ def plain() -> Tokenizer:
 
 def learned(tokenizer: Tokenizer, template: str = CHAT) -> tuple[Surround, Counted]:
     """Return what was learned from a template, and the count of what it has encoded since."""
-    counted = Counted(tokenizer)
-    surround = Surround.learn(counted, tokenizer.library, ChatTemplate(template, {}))
+    counted = Counted(tokenizer.library)
+    surround = Surround.learn(counted, ChatTemplate(template, {}))
     counted.characters = 0
     return surround, counted
 
