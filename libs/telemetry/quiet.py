@@ -41,18 +41,19 @@ def current_span() -> Span:
 
 
 class Attached:
-    """Make a context the current one for a block."""
+    """Make a context the current one for a block; gives the span that is then the current one."""
 
     __slots__ = ("_before", "_context", "_token")
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Span:
         self._before = quiet_span()
-        found = self._context.get(_KEY)
+        found = cast("Span", self._context.get(_KEY, trace.INVALID_SPAN))
         _quiet.set(found if type(found) is QuietSpan else None)
         self._token = otel_context.attach(self._context)
+        return found
 
     def __exit__(
         self,
@@ -119,6 +120,13 @@ class QuietTracerProvider(trace.TracerProvider):
     def block(self) -> AbstractContextManager[Span]:
         """Return what runs a block within the current trace, or within a new one."""
         return quiet_span() or _Block(self._tracer)
+
+    def within(self, caller: Context) -> Attached:
+        """Return what runs a block within a caller's trace, or within a new one if it has none."""
+        found = caller.get(_KEY)
+        if found is None or not cast("Span", found).get_span_context().is_valid:
+            return Attached(self._tracer.root().context())
+        return Attached(caller)
 
     def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
         """Return the tracer."""

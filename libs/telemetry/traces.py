@@ -44,6 +44,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "attach",
+    "caller_span",
     "linked_root",
     "make_tracer_provider",
     "mark_failed",
@@ -94,6 +95,36 @@ def span(
     if isinstance(provider, QuietTracerProvider):
         return provider.block()
     return _recorded(name, attributes, kind)
+
+
+def caller_span(
+    name: str,
+    caller: tuple[str | None, str | None],
+    attributes: Mapping[str, Attribute] | None = None,
+    *,
+    kind: SpanKind,
+) -> AbstractContextManager[Span]:
+    """Run a block as a span of a caller's trace: `attach` and `span` in one.
+
+    Args:
+        name: of the span.
+        caller: its `traceparent` and `tracestate`; without them, the span begins a new trace.
+        attributes: facts of the span.
+        kind: of the span.
+    """
+    context = _extract(*caller)
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, QuietTracerProvider):
+        return provider.within(context)
+    return _called(name, context, attributes, kind)
+
+
+@contextmanager
+def _called(
+    name: str, context: Context, attributes: Mapping[str, Attribute] | None, kind: SpanKind
+) -> Generator[Span]:
+    with Attached(context), _recorded(name, attributes, kind) as current:
+        yield current
 
 
 @contextmanager
@@ -175,7 +206,7 @@ def set_attributes(**attributes: Attribute) -> None:
     trace.get_current_span().set_attributes(attributes)
 
 
-def attach(traceparent: str | None, tracestate: str | None = None) -> AbstractContextManager[None]:
+def attach(traceparent: str | None, tracestate: str | None = None) -> AbstractContextManager[Span]:
     """Make a caller's context the current one for a block.
 
     Without a header, or with a malformed one, the block has no parent: the next span starts a new

@@ -10,7 +10,7 @@ import msgspec
 
 from libs.bus.api import Bus
 from libs.clock.api import Clock
-from libs.fleet import Announcer, Fleet, FleetListener
+from libs.fleet import SUSPECT_S, Announcer, Fleet, FleetListener
 from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import attributes, get_logger, names, span
@@ -25,17 +25,16 @@ __all__ = ["GatewayFleet"]
 _WORKERS = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 _EVERY_S = 0.25
 _WARM_UP_S = 60.0
-_LOOK_S = 0.05
-"""How long silence may go on to count as it did: a small part of what makes a process suspect."""
 _WARM_UP_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What was seen of the fleet a moment ago; several things are asked of it for each request."""
+    """What was seen of the fleet; several things are asked of it for each request."""
 
     version: int
     """Of the fleet then."""
     until_s: float
+    """When the silence of one that is usable makes it suspect."""
     routed: bool
     serving: tuple[Heartbeat, ...]
     """The decodes that have a compatible prefill, and the aggregated workers."""
@@ -109,22 +108,16 @@ class GatewayFleet:
         last = self._last_look
         if last is not None and last.version == version and now_s < last.until_s:
             return last
-        serving = self._serving(now_s)
+        seen = self.fleet.usable(now_s, *_WORKERS, Role.ROUTER)
+        serving = _serving([m.heartbeat for m in seen])
         look = self._last_look = _Look(
             version=version,
-            until_s=now_s + _LOOK_S,
-            routed=bool(self.fleet.usable(now_s, Role.ROUTER)),
+            until_s=min((m.heard_s for m in seen), default=now_s) + SUSPECT_S,
+            routed=any(m.heartbeat.role is Role.ROUTER for m in seen),
             serving=serving,
             models=_models(serving),
         )
         return look
-
-    def _serving(self, now_s: float) -> tuple[Heartbeat, ...]:
-        beats = [m.heartbeat for m in self.fleet.usable(now_s, *_WORKERS)]
-        prefills = [beat.card for beat in beats if beat.role is Role.PREFILL]
-        decodes = [beat for beat in beats if beat.role is Role.DECODE]
-        whole = [beat for beat in beats if beat.role is Role.AGGREGATED]
-        return (*(d for d in decodes if d.card is not None and d.card in prefills), *whole)
 
     def _missing(self) -> Readiness | None:
         if not self._bus.connected:
@@ -186,6 +179,13 @@ class GatewayFleet:
         if self._draining:
             state = WorkerState.DRAINING
         return Presence(ref=self._ref, state=state, reason=ready.reason)
+
+
+def _serving(beats: Sequence[Heartbeat]) -> tuple[Heartbeat, ...]:
+    prefills = [beat.card for beat in beats if beat.role is Role.PREFILL]
+    decodes = [beat for beat in beats if beat.role is Role.DECODE]
+    whole = [beat for beat in beats if beat.role is Role.AGGREGATED]
+    return (*(d for d in decodes if d.card is not None and d.card in prefills), *whole)
 
 
 def _models(serving: Sequence[Heartbeat]) -> tuple[ServedModel, ...]:

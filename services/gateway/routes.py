@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -15,7 +15,7 @@ from libs.clock.api import Clock
 from libs.telemetry import gauge, names
 from proto import PROTO_VERSION
 from services.gateway.api import Calls, FleetView
-from services.gateway.edge.errors import on_bug, on_http_exception
+from services.gateway.edge.errors import Net, on_http_exception
 from services.gateway.edge.exchange import Exchanges
 from services.gateway.edge.health import (
     LiveEndpoint,
@@ -111,18 +111,20 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/responses"): responses,
     }
-    middleware = [Middleware(Exchanges, clock=clock), Middleware(Switch, direct=direct)]
+    app: ASGIApp = Switch(_Routed(routes), direct=direct)
     if directory is not None:
-        middleware.insert(1, Middleware(Door, directory=directory, routes=_API_ROUTES))
-    return _application(routes, middleware)
+        app = Door(app, directory=directory, routes=_API_ROUTES)
+    return Net(Exchanges(app, clock=clock))
 
 
-def _application(routes: Sequence[Route], middleware: Sequence[Middleware]) -> ASGIApp:
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: on_http_exception, Exception: on_bug},
-    )
-    # A redirect to a path without the slash would turn an unknown path into one that is known.
-    app.router.redirect_slashes = False
-    return app
+class _Routed(Starlette):
+    """Starlette within our own middleware: what nobody expected is for that to answer."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        super().__init__(routes=routes)
+        # A redirect to a path without the slash would turn an unknown path into one that is known.
+        self.router.redirect_slashes = False
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the router, with our answer to what it refuses."""
+        return ExceptionMiddleware(self.router, handlers={HTTPException: on_http_exception})

@@ -159,9 +159,10 @@ class Emitter:
             count(names.BUS_EVENTS_PUBLISHED, outcome="duplicate")
             return
         gathered.events[key] = fact
+        if not self._held:
+            self._empty.clear()
+            self._work.set()
         self._held += 1
-        self._empty.clear()
-        self._work.set()
         if _is_urgent(fact) or len(gathered.events) >= _MOST_TOGETHER:
             self._close(whose)
 

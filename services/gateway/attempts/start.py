@@ -53,7 +53,8 @@ async def start_both(
         await _start(bus, clock, placement.decode, decode)
         return
     prefill = _prefill_start(call, plan, reply, not_after)
-    beside = asyncio.ensure_future(_start(bus, clock, placement.prefill, prefill))
+    starting = _start(bus, clock, placement.prefill, prefill)
+    beside = asyncio.get_running_loop().create_task(starting, name="start prefill")
     failure: BaseException | None = None
     try:
         try:
@@ -61,15 +62,16 @@ async def start_both(
         except (AttemptLost, PdbusError) as error:
             failure = error
         # What became of the other is known before anything is done about the one.
-        await asyncio.wait((beside,))
+        try:
+            await beside
+        except (AttemptLost, PdbusError) as error:
+            failure = failure or error
     except BaseException:
         beside.cancel()
         await asyncio.wait((beside,))
         raise
-    failures = (failure, beside.exception())
-    for one in failures:
-        if one is not None:
-            raise one
+    if failure is not None:
+        raise failure
 
 
 async def stop_both(bus: Bus, clock: Clock, call: Call, placement: Placement, reason: str) -> None:

@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -302,13 +302,22 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the request line."""
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header."""
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
+        # As uvicorn does it, in one step: there are ten of them and more.
+        headers = self.headers
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.head_bytes or len(headers) >= self._limits.headers:
+            self._refuse_head()
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Take the end of a head."""
@@ -368,12 +377,9 @@ class Connection(HttpToolsProtocol):
         if self._outbound is not None:
             self._outbound.leave()
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        limits = self._limits
-        if self._head_bytes > limits.head_bytes or len(self.headers) >= limits.headers:
-            self._refusal = ErrorCode.HEADERS_TOO_LARGE
-            raise _HeadTooLarge
+    def _refuse_head(self) -> NoReturn:
+        self._refusal = ErrorCode.HEADERS_TOO_LARGE
+        raise _HeadTooLarge
 
     def _head_is_late(self) -> None:
         self._head_timer = None

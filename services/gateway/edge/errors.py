@@ -9,14 +9,14 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proto.errors import ErrorCode, PdbusError
 from proto.openai.error import error_body
 from services.gateway.edge.exchange import Exchange, exchange_of
 from services.gateway.edge.reply import Header, send_json
 
-__all__ = ["on_bug", "on_http_exception", "retry_headers", "send_error"]
+__all__ = ["Net", "on_http_exception", "retry_headers", "send_error"]
 
 _DEFAULT_RETRY_S = 1.0
 _WAIT_STATUSES = frozenset({429, 503})
@@ -68,9 +68,24 @@ async def on_http_exception(request: Request, exception: Exception) -> Response:
     return _response(request, PdbusError(code), exception.headers or {})
 
 
-async def on_bug(request: Request, exception: Exception) -> Response:
-    """Answer for an exception that nobody expected; starlette re-raises it for the log."""
-    return _response(request, PdbusError(ErrorCode.INTERNAL, type(exception).__name__), {})
+class Net:
+    """Middleware around all others: answers for exceptions that nobody expected.
+
+    It lets them go on, as the server logs them.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one exchange."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] == "http" and exchange_of(scope).status is None:
+                bug = PdbusError(ErrorCode.INTERNAL, type(error).__name__)
+                await _response(Request(scope), bug, {})(scope, receive, send)
+            raise
 
 
 def _response(request: Request, error: PdbusError, headers: Mapping[str, str]) -> Response:

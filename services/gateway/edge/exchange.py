@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
 
 from libs.clock.api import Clock
 from libs.telemetry import (
     Span,
     SpanKind,
-    attach,
     attributes,
+    caller_span,
     get_logger,
     log_context,
     mark_failed,
@@ -20,7 +21,6 @@ from libs.telemetry import (
     observe,
     recording,
     set_attributes,
-    span,
     trace_id,
 )
 from proto.errors import ErrorCode, PdbusError
@@ -114,6 +114,7 @@ class Exchanges:
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         self._app = app
         self._clock = clock
+        self._logger: FilteringBoundLogger | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one exchange."""
@@ -145,12 +146,13 @@ class Exchanges:
 
     async def _traced(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         parent = header(scope, b"traceparent"), header(scope, b"tracestate")
+        method = _method(scope)
         facts = {
-            attributes.HTTP_METHOD: _method(scope),
+            attributes.HTTP_METHOD: method,
             attributes.URL_PATH: scope["path"],
             attributes.REQUEST_ID: exchange.rid,
         }
-        with attach(*parent), span(_method(scope), facts, kind=SpanKind.SERVER) as current:
+        with caller_span(method, parent, facts, kind=SpanKind.SERVER) as current:
             # The log line is written when the span has ended.
             exchange.facts["trace_id"] = trace_id()
             try:
@@ -162,26 +164,30 @@ class Exchanges:
     def _close(self, exchange: Exchange, scope: Scope) -> None:
         duration_s = self._clock.monotonic() - exchange.started_s
         failure = str(exchange.failure.code) if exchange.failure is not None else ""
+        method, status = _method(scope), exchange.status_or_fate
         observe(
             names.HTTP_REQUEST_DURATION,
             duration_s,
             **{
-                attributes.HTTP_METHOD: _method(scope),
+                attributes.HTTP_METHOD: method,
                 attributes.HTTP_ROUTE: exchange.route,
-                attributes.HTTP_STATUS: exchange.status_or_fate,
+                attributes.HTTP_STATUS: status,
                 attributes.ERROR_TYPE: failure,
             },
         )
-        logger = get_logger()
+        logger = self._logger
+        if logger is None:
+            # To make one takes as long as to write a line.
+            logger = self._logger = get_logger().bind()
         # Probes come every second: they are told apart from requests by the level.
         write = logger.info if scope["path"].startswith(_API) else logger.debug
         write(
             "request served",
             # With a key the request may be an older one than this exchange.
             request_id=exchange.rid,
-            method=_method(scope),
+            method=method,
             route=exchange.route,
-            status=exchange.status_or_fate,
+            status=status,
             outcome=exchange.outcome,
             error_code=failure or None,
             detail=exchange.inner_detail,
