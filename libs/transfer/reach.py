@@ -25,7 +25,18 @@ import numpy.typing as npt
 
 from libs.transfer.crew import Crew
 
-__all__ = ["ENTRY", "LONG", "Lease", "Table", "blocked", "peek", "pull", "pull_leased", "table_of"]
+__all__ = [
+    "ENTRY",
+    "LONG",
+    "Lease",
+    "Table",
+    "blocked",
+    "peek",
+    "pull",
+    "pull_leased",
+    "pull_shared",
+    "table_of",
+]
 
 Table = npt.NDArray[np.void]
 
@@ -107,6 +118,23 @@ def pull(pid: int, remote: Table, local: Table) -> None:
         _read(pid, (ours.ctypes.data, len(ours)), (theirs.ctypes.data, len(theirs)), size)
 
 
+def pull_shared(pid: int, remote: Table, local: Table, crew: Crew) -> None:
+    """Copy like `pull` in parts of equal bytes, two for each thread, so that a late one does less.
+
+    Raises:
+        OSError: as `pull`.
+    """
+    theirs, ours = remote["length"].cumsum(), local["length"].cumsum()
+    total = int(ours[-1])
+    count = min(2 * crew.threads, total)
+
+    def copy(start: int, stop: int) -> None:
+        pull(pid, _cut(remote, theirs, start, stop), _cut(local, ours, start, stop))
+
+    edges = [total * place // count for place in range(count + 1)]
+    crew.share(partial(copy, *edge) for edge in itertools.pairwise(edges))
+
+
 def pull_leased(pid: int, offered: Table, local: Table, crew: Crew | None = None) -> int:
     """Copy like `pull` what a chunk offers, whose first run is the lease; return that word.
 
@@ -120,7 +148,7 @@ def pull_leased(pid: int, offered: Table, local: Table, crew: Crew | None = None
     total = int(local["length"].sum())
     if crew is not None and crew.is_worth(total):
         _check(offered, total + _WORD)
-        _share(pid, offered[1:], local, total, crew)
+        pull_shared(pid, offered[1:], local, crew)
         return peek(pid, int(offered["at"][0]))
     word = np.zeros(1, np.uint64)
     remote, ours = np.empty_like(offered), np.empty(len(local) + 1, ENTRY)
@@ -143,18 +171,6 @@ def _check(remote: Table, total: int) -> None:
     offered = int(remote["length"].sum())
     if total != offered:
         raise ValueError(f"{total} bytes are to be filled, {offered} are offered")
-
-
-def _share(pid: int, remote: Table, local: Table, total: int, crew: Crew) -> None:
-    """Copy in parts of equal bytes, two for each thread, so that a late one does less."""
-    count = min(2 * crew.threads, total)
-    theirs, ours = remote["length"].cumsum(), local["length"].cumsum()
-
-    def copy(start: int, stop: int) -> None:
-        pull(pid, _cut(remote, theirs, start, stop), _cut(local, ours, start, stop))
-
-    edges = [total * place // count for place in range(count + 1)]
-    crew.share(partial(copy, *edge) for edge in itertools.pairwise(edges))
 
 
 def _calls(remote: Table, local: Table, total: int) -> Iterator[tuple[Table, Table, int]]:

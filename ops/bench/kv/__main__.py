@@ -85,6 +85,7 @@ def _contest(some: Sequence[Cell], rounds: int, board: Board, *, ours_only: bool
         "memcpy": Memcpy,
         "process_vm_readv": Read,
         Pieces.name: Pieces,
+        Pieces.shared_name: lambda: Pieces(shared=True),
         Copies.name: Copies,
         Hops.name: Hops,
         "ucx_perftest sysv": lambda: Perftest("ucx_perftest sysv", ("-e",), _RAW),

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from libs.transfer.pages import Pages
-from libs.transfer.reach import ENTRY, Table, pull, table_of
+from libs.transfer.api import PlaneSettings
+from libs.transfer.crew import Crew
+from libs.transfer.pages import Pages as Places
+from libs.transfer.reach import ENTRY, Table, pull, pull_shared, table_of
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of, serve_orders
 from ops.bench.kv.shapes import Cell, memory, places
 
@@ -82,15 +84,26 @@ class Read:
 
 
 class Pieces:
-    """`process_vm_readv` of a cell's own pieces, which lie on both sides as a plane's do."""
+    """`process_vm_readv` of a cell's own pieces, which lie on both sides as a plane's do.
+
+    Args:
+        shared: whether threads share a long read, as many as those of a plane.
+    """
 
     name = "readv of pieces"
+    shared_name = "readv, shared"
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        settings = PlaneSettings()
+        threads = min(settings.copy_threads, len(os.sched_getaffinity(0)))
+        self._crew = Crew(threads if shared else 1, settings.shared_copy_bytes)
+        self._shared = shared
         self._other = Partner(("ops.bench.kv.floor",))
 
     def prepare(self, cell: Cell) -> None:
         """Make pools on both sides and say where the pieces are."""
+        if self._shared and not self._crew.is_worth(cell.moved):
+            raise Unavailable("too short, or a single core")
         if cell.pieces > _MOST_PIECES:
             raise Unavailable(f"{cell.pieces} pieces: the kernel's work for each is all there is")
         size = 2 * cell.pages * cell.page_bytes
@@ -106,16 +119,20 @@ class Pieces:
         """Read."""
         used, began = time.process_time(), time.perf_counter()
         for _ in range(transfers):
-            pull(self._other.pid, *self._tables)
+            if self._shared:
+                pull_shared(self._other.pid, *self._tables, crew=self._crew)
+            else:
+                pull(self._other.pid, *self._tables)
         seconds = time.perf_counter() - began
         return Round(seconds, time.process_time() - used, cell.moved * transfers, transfers)
 
     def close(self) -> None:
-        """End the other process."""
+        """End the threads and the other process."""
+        self._crew.close()
         self._other.close()
 
 
-def _runs(bases: Sequence[int], pages: Pages, page_bytes: int) -> Table:
+def _runs(bases: Sequence[int], pages: Places, page_bytes: int) -> Table:
     """Return where the runs of neighbouring pages are in each pool."""
     edges = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
     counts = np.diff(edges, append=len(pages))

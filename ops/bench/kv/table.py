@@ -34,7 +34,12 @@ class _Lane:
 
 _LANES = (
     _Lane("pdbus sysv", "ucx_perftest sysv", "the default on one host", (Copies.name,)),
-    _Lane("pdbus cma", "process_vm_readv", "by request", (Pieces.name, Copies.name)),
+    _Lane(
+        "pdbus cma",
+        "process_vm_readv",
+        "by request",
+        (Pieces.name, Pieces.shared_name, Copies.name),
+    ),
 )
 
 
@@ -52,10 +57,20 @@ def print_cell(cell: Cell, scores: Mapping[str, Score], order: Sequence[str]) ->
         print(f"  {name:18} {rate} {score.microseconds:10.0f} us {cpu}", flush=True)
 
 
-def verdict(ratio: float, goal: float, *, most: bool = False) -> str:
-    """Return a ratio, its goal, and whether it is met; `most` where less is better."""
+def verdict(ratio: float, goal: float, *, most: bool = False, bound: float | None = None) -> str:
+    """Return a ratio, its goal, and whether it is met.
+
+    Args:
+        ratio: what was measured.
+        goal: what was to be reached.
+        most: whether less is better.
+        bound: what the ratio would be at best, if that is known; told where the goal is missed.
+    """
     met = ratio <= goal if most else ratio >= goal
-    return f"{ratio:5.3g} ({goal:g} {'MET' if met else 'MISSED'})"
+    words = f"{goal:g} {'MET' if met else 'MISSED'}"
+    if bound is not None and not met:
+        words += f", at most {bound:.2f}" + (": OUT OF REACH" if bound < goal else "")
+    return f"{ratio:5.3g} ({words})"
 
 
 def print_ratios(board: Board) -> None:
@@ -63,12 +78,14 @@ def print_ratios(board: Board) -> None:
 
     The raw lane moves one run of bytes, and nobody asks for it. A lane's floor is what moves the
     very pieces of a cell as the lane does. The least time of a transfer is that of the floor and of
-    the four wakeups of any ask and answer; `at most` is the ratio to the raw lane if it took that.
+    the four wakeups of any ask and answer; `at most` is the ratio if it took that.
     """
     print("\nfloor: the pieces of the cell, copied as the lane does and nothing else, in this run;")
-    print("  least: the floor and four wakeups;")
-    print("  at most: the ratio to the raw lane if a transfer took no longer than that;")
-    print("    above 1 where the raw lane, which polls, lost its cores to others")
+    print("  least: the floor and four wakeups, as nobody else waits asleep for ask and answer;")
+    print(
+        "  at most: the ratio if a transfer took no longer than that; OUT OF REACH: below the goal"
+    )
+    print("    (high where the other polls and had lost its cores to others)")
     print("  no core: time that threads of both processes, added up, waited for a core")
     for lane in _LANES:
         print(f"\n{lane.name} ({lane.note}): ratios, medians over layouts (goal)")
@@ -86,13 +103,18 @@ def print_ratios(board: Board) -> None:
 
 def _words(lane: _Lane, some: list[Mapping[str, Score]], *, apart: bool) -> list[str]:
     """Return each ratio of one size and order, where it was measured."""
-    found = [
-        ("x NIXL", _ratio(lane, some, _PEERS), 1.15),
-        ("x NIXL asked", _ratio(lane, some, _ASKED), 1.15),
-        (f"x {lane.raw}", _ratio(lane, some, (lane.raw,)), 0.7 if apart else 0.9),
-        ("x floor", _ratio(lane, some, lane.floors), 0.7 if apart else 0.9),
+    near = 0.7 if apart else 0.9
+    rivals = [
+        ("x NIXL", _PEERS, 1.15),
+        ("x NIXL asked", _ASKED, 1.15),
+        (f"x {lane.raw}", (lane.raw,), near),
+        ("x floor", lane.floors, near),
     ]
-    words = [f"{word} {verdict(ratio, goal)}" for word, ratio, goal in found if ratio is not None]
+    words: list[str] = []
+    for word, names, goal in rivals:
+        ratio = _ratio(lane, some, names)
+        if ratio is not None:
+            words.append(f"{word} {verdict(ratio, goal, bound=_bound(lane, some, names))}")
     words += _limits(lane, some)
     cpu = _ratio(lane, some, _PEERS, cpu=True)
     if cpu is not None:
@@ -107,7 +129,7 @@ def _ratio(
     found: list[float] = []
     for scores in some:
         mine = scores.get(lane.name)
-        theirs = [scores[name] for name in others if name in scores and scores[name].rounds]
+        theirs = _measured(scores, others)
         if mine is None or not mine.rounds or not theirs:
             continue
         if cpu:
@@ -117,31 +139,43 @@ def _ratio(
     return median(found) if found else None
 
 
-def _limits(lane: _Lane, some: list[Mapping[str, Score]]) -> list[str]:
-    """Return what the least time leaves of the raw lane, and how far pdbus is from it."""
-    found: list[tuple[float, float, float, float]] = []
+def _bound(lane: _Lane, some: list[Mapping[str, Score]], others: Iterable[str]) -> float | None:
+    """Return that ratio if each transfer took its least time."""
+    found: list[float] = []
     for scores in some:
-        names = (lane.name, lane.raw, Hops.name)
-        there = {name: score for name, score in scores.items() if score.rounds}
-        floors = [there[name] for name in lane.floors if name in there]
-        if not floors or any(name not in there for name in names):
+        least, theirs = _least(lane, scores), _measured(scores, others)
+        if least is not None and theirs:
+            found.append(min(score.microseconds for score in theirs) / least)
+    return median(found) if found else None
+
+
+def _measured(scores: Mapping[str, Score], names: Iterable[str]) -> list[Score]:
+    return [scores[name] for name in names if name in scores and scores[name].rounds]
+
+
+def _least(lane: _Lane, scores: Mapping[str, Score]) -> float | None:
+    """Return the least microseconds of a transfer of ours in a cell."""
+    floors, hops = _measured(scores, lane.floors), _measured(scores, (Hops.name,))
+    if not floors or not hops:
+        return None
+    return min(score.microseconds for score in floors) + hops[0].microseconds
+
+
+def _limits(lane: _Lane, some: list[Mapping[str, Score]]) -> list[str]:
+    """Return how far pdbus is from the least time and from the CPU time of the copies alone."""
+    found: list[tuple[float, float, float]] = []
+    for scores in some:
+        least, mine = _least(lane, scores), _measured(scores, (lane.name,))
+        if least is None or not mine:
             continue
-        mine, raw, hops = (there[name] for name in names)
-        floor = min(floors, key=lambda score: score.microseconds)
-        least, copying = hops.microseconds + floor.microseconds, floor.cpu_per_gb
-        found.append(
-            (
-                raw.microseconds / least,
-                mine.microseconds / least,
-                mine.waited / mine.microseconds,
-                mine.cpu_per_gb / copying if copying else 0.0,
-            )
-        )
+        floor = min(_measured(scores, lane.floors), key=lambda score: score.microseconds)
+        time, copying = mine[0].microseconds, floor.cpu_per_gb
+        cpu = mine[0].cpu_per_gb / copying if copying else 0.0
+        found.append((time / least, mine[0].waited / time, cpu))
     if not found:
         return []
-    most, times, waited, cpu = (median(values) for values in zip(*found, strict=True))
+    times, waited, cpu = (median(values) for values in zip(*found, strict=True))
     return [
-        f"at most {most:4.2f}",
         f"time / least {times:4.2f} (no core {waited:.0%} of it)",
         f"CPU / copies alone {cpu:4.2f}",
     ]

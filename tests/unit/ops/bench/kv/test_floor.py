@@ -7,6 +7,7 @@ import pytest
 
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.pages import PageStore
+from ops.bench.kv.contest import Unavailable
 from ops.bench.kv.floor import Pieces, _runs
 from ops.bench.kv.pieces.copies import Copies
 from ops.bench.kv.shapes import LAYOUTS, Cell, places
@@ -33,5 +34,19 @@ def test_a_floor_moves_a_cell(floor: type[Pieces | Copies]) -> None:
     try:
         contestant.prepare(cell)
         assert contestant.run(cell, 2).moved == 2 * cell.moved
+    finally:
+        contestant.close()
+
+
+def test_what_is_too_short_to_share_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share what a plane's would share, and move all of it."""
+    short, long = (Cell(LAYOUTS["8b"], 16, size << 20, apart=True) for size in (1, 16))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2})
+    contestant = Pieces(shared=True)
+    try:
+        with pytest.raises(Unavailable, match="too short"):
+            contestant.prepare(short)
+        contestant.prepare(long)
+        assert contestant.run(long, 1).moved == long.moved
     finally:
         contestant.close()
