@@ -50,6 +50,7 @@ class PlaneFigures(Message, frozen=True, kw_only=True):
 
     open_rooms: int
     dropped_chunks: int
+    unshared_links: int = 0
 
 
 BackendMessage = PlaneOpened | RoomClosed | PlaneFigures | PeerProbed

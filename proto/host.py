@@ -158,6 +158,8 @@ class EngineLoad(Message, frozen=True, kw_only=True):
     """Transfers that the data plane still knows."""
     dropped_chunks: int = 0
     """Chunks that arrived for unknown or closed rooms."""
+    unshared_links: int = 0
+    """Links on one host that got no shared memory, since the start."""
     age_s: float = 0.0
     """Age of the scheduler's figures."""
 

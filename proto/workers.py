@@ -196,6 +196,8 @@ class WorkerLoad(Message, frozen=True, kw_only=True):
     kv_used_tokens: int = 0
     kv_total_tokens: int = 0
     kv_reserved_tokens: int = 0
+    kv_unshared_links: int = 0
+    """Links to engines of the same host that got no shared memory, since the engine's start."""
     engine_age_s: float = 0.0
     """Age of the engine's own figures."""
 

@@ -190,6 +190,7 @@ class ScriptedEngine:
             kv_total_tokens=self._total,
             open_rooms=0 if stats is None else stats.open_rooms,
             dropped_chunks=0 if stats is None else stats.dropped_chunks,
+            unshared_links=0 if stats is None else stats.unshared_links,
         )
 
     async def wait_dead(self) -> str:

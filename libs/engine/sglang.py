@@ -149,6 +149,7 @@ class SglangEngine:
             kv_total_tokens=self._started.kv_total_tokens,
             open_rooms=link.figures.open_rooms,
             dropped_chunks=link.figures.dropped_chunks,
+            unshared_links=link.figures.unshared_links,
             age_s=max((max(0.0, time.time() - one.timestamp) for one in snapshots), default=0.0),
         )
 

@@ -227,7 +227,7 @@ class UcxBackend(BaseKVManager):
         # Two threads tell them: none may send what it read before the other's newer ones.
         with self._telling:
             stats = self.plane.stats
-            self._link.figures(stats.open_rooms, stats.dropped_chunks)
+            self._link.figures(stats.open_rooms, stats.dropped_chunks, stats.unshared_links)
 
 
 def _open_plane(

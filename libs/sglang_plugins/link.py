@@ -50,9 +50,11 @@ class HostLink:
         )
         thread.start()
 
-    def figures(self, open_rooms: int, dropped_chunks: int) -> None:
+    def figures(self, open_rooms: int, dropped_chunks: int, unshared_links: int) -> None:
         """Send the plane's counters if they have changed."""
-        now = PlaneFigures(open_rooms=open_rooms, dropped_chunks=dropped_chunks)
+        now = PlaneFigures(
+            open_rooms=open_rooms, dropped_chunks=dropped_chunks, unshared_links=unshared_links
+        )
         with self._lock:
             if now != self._figures:
                 self._figures = now

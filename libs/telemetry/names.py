@@ -274,6 +274,12 @@ KV_INFLIGHT_TRANSFERS = Gauge(
 KV_DROPPED_CHUNKS = Gauge(
     "pdbus.kv.dropped_chunks", "", "Chunks for rooms unknown or closed, since start.", ("role",)
 )
+KV_UNSHARED_LINKS = Gauge(
+    "pdbus.kv.unshared_links",
+    "",
+    "Links on one host that got no shared memory, since start: twice the CPU time.",
+    ("role",),
+)
 KV_BYTE_MISMATCHES = Counter(
     "pdbus.kv.byte_mismatches", "{transfer}", "Transfers that moved more or less than expected."
 )

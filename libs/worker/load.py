@@ -29,6 +29,7 @@ def load_of(ready: EngineReady, load: EngineLoad, leases: LeaseTable, role: Role
         kv_used_tokens=load.kv_used_tokens,
         kv_total_tokens=ready.kv_total_tokens,
         kv_reserved_tokens=leases.tokens,
+        kv_unshared_links=load.unshared_links,
         engine_age_s=load.age_s,
     )
 
@@ -63,3 +64,4 @@ def expose(engine: Callable[[], Engine | None], role: Role) -> None:
 
     gauge(names.KV_INFLIGHT_TRANSFERS, lambda: read("open_rooms"), role=str(role))
     gauge(names.KV_DROPPED_CHUNKS, lambda: read("dropped_chunks"), role=str(role))
+    gauge(names.KV_UNSHARED_LINKS, lambda: read("unshared_links"), role=str(role))

@@ -60,6 +60,7 @@ def all_figures(parts: Iterable[PlaneFigures]) -> PlaneFigures:
     return PlaneFigures(
         open_rooms=max((part.open_rooms for part in known), default=0),
         dropped_chunks=sum(part.dropped_chunks for part in known),
+        unshared_links=sum(part.unshared_links for part in known),
     )
 
 

@@ -15,6 +15,7 @@ __all__ = ["HOST_CHECKS", "OWN_VARIABLES", "Check", "examine"]
 Check = Callable[[Facts], Iterator[Finding]]
 
 _SHM = "/dev/shm"  # noqa: S108 - told to people, not opened
+_SHARED = "shared memory"
 _MIB = 1 << 20
 _GIB = 1 << 30
 _SHM_LEAST = 256 * _MIB
@@ -116,31 +117,38 @@ def mtu(facts: Facts) -> Iterator[Finding]:
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:
     """Room for the sysv and posix lanes."""
-    name = "shared memory"
-    found = False
-    if facts.shm_bytes < _SHM_LEAST:
-        found = True
-        text = f"{_SHM} has {facts.shm_bytes // _MIB} MiB"
-        fix = "start the container with --shm-size=1g: the posix lane and SGLang need it"
-        yield Finding(check=name, level=Level.PROBLEM, text=text, fix=fix)
-    elif facts.shm_free_bytes < _SHM_LEAST:
-        found = True
-        text = f"{_SHM} has {facts.shm_free_bytes // _MIB} MiB left of {facts.shm_bytes // _MIB}"
-        fix = "remove what dead processes have left there, or make it larger"
-        yield Finding(check=name, level=Level.WARNING, text=text, fix=fix)
-    if facts.shmmax_bytes < _SHMMAX_LEAST:
-        found = True
-        text = f"a System V segment may have {facts.shmmax_bytes // _MIB} MiB at most"
-        fix = "sysctl -w kernel.shmmax=68719476736: the sysv lane cannot be opened otherwise"
-        yield Finding(check=name, level=Level.PROBLEM, text=text, fix=fix)
-    if facts.shmmni - facts.shm_segments < _SEGMENTS_FREE:
-        found = True
-        text = f"{facts.shm_segments} of {facts.shmmni} System V segments are in use"
-        fix = "remove those of dead processes (ipcs -mp, ipcrm), or raise kernel.shmmni"
-        yield Finding(check=name, level=Level.WARNING, text=text, fix=fix)
+    found = [*_shared_files(facts), *_segments(facts)]
     if not found:
         text = f"{_SHM} {facts.shm_free_bytes // _MIB} MiB free, System V segments within limits"
-        yield Finding(check=name, level=Level.OK, text=text)
+        found = [Finding(check=_SHARED, level=Level.OK, text=text)]
+    yield from found
+
+
+def _shared_files(facts: Facts) -> Iterator[Finding]:
+    if facts.shm_bytes < _SHM_LEAST:
+        text = f"{_SHM} has {facts.shm_bytes // _MIB} MiB"
+        fix = "start the container with --shm-size=1g: the posix lane and SGLang need it"
+        yield Finding(check=_SHARED, level=Level.PROBLEM, text=text, fix=fix)
+    elif facts.shm_free_bytes < _SHM_LEAST:
+        text = f"{_SHM} has {facts.shm_free_bytes // _MIB} MiB left of {facts.shm_bytes // _MIB}"
+        fix = "remove what dead processes have left there, or make it larger"
+        yield Finding(check=_SHARED, level=Level.WARNING, text=text, fix=fix)
+
+
+def _segments(facts: Facts) -> Iterator[Finding]:
+    if facts.shmmax_bytes < _SHMMAX_LEAST:
+        text = f"a System V segment may have {facts.shmmax_bytes // _MIB} MiB at most"
+        fix = "sysctl -w kernel.shmmax=68719476736: the sysv lane cannot be opened otherwise"
+        yield Finding(check=_SHARED, level=Level.PROBLEM, text=text, fix=fix)
+    whole, taken = facts.shmall_bytes, facts.shm_segment_bytes
+    if whole is not None and whole - taken < _SHM_LEAST:
+        text = f"System V segments have {taken // _MIB} MiB of the {whole // _MIB} they may have"
+        fix = "raise kernel.shmall: without room for slabs KV on sysv is copied twice as often"
+        yield Finding(check=_SHARED, level=Level.WARNING, text=text, fix=fix)
+    if facts.shmmni - facts.shm_segments < _SEGMENTS_FREE:
+        text = f"{facts.shm_segments} of {facts.shmmni} System V segments are in use"
+        fix = "remove those of dead processes (ipcs -mp, ipcrm), or raise kernel.shmmni"
+        yield Finding(check=_SHARED, level=Level.WARNING, text=text, fix=fix)
 
 
 def other_memory(facts: Facts) -> Iterator[Finding]:

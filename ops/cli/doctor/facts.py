@@ -18,6 +18,8 @@ __all__ = ["Facts", "Interface", "gather_facts"]
 _UNLIMITED = resource.RLIM_INFINITY
 _LOOPBACK = 772
 """ARPHRD_LOOPBACK, as /sys says it."""
+_SEGMENT_SIZE = 3
+"""Column of the kernel's list of segments."""
 _SLEEP_S = "20"
 
 
@@ -55,9 +57,13 @@ class Facts:
     shm_bytes: int = 0
     shm_free_bytes: int = 0
     shmmax_bytes: int = 0
+    shmall_bytes: int | None = None
+    """Most bytes of all System V segments together; None where the kernel does not say."""
     shmmni: int = 0
     shm_segments: int = 0
     """System V segments in use."""
+    shm_segment_bytes: int = 0
+    """What they have in all."""
     memlock_bytes: int | None = None
     """None is without limit."""
     files: int = 0
@@ -79,6 +85,7 @@ def gather_facts(environment: Mapping[str, str], root: Path = Path("/")) -> Fact
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     sysv = root / "proc/sys/kernel"
+    pages, segments = _number(sysv / "shmall"), _segments(root / "proc/sysvipc/shm")
     return Facts(
         environment={
             name: value
@@ -94,11 +101,18 @@ def gather_facts(environment: Mapping[str, str], root: Path = Path("/")) -> Fact
         shm_bytes=shm.f_blocks * shm.f_frsize,
         shm_free_bytes=shm.f_bavail * shm.f_frsize,
         shmmax_bytes=_number(sysv / "shmmax") or 0,
+        shmall_bytes=None if pages is None else pages * resource.getpagesize(),
         shmmni=_number(sysv / "shmmni") or 0,
-        shm_segments=max(0, len(_lines(root / "proc/sysvipc/shm")) - 1),
+        shm_segments=len(segments),
+        shm_segment_bytes=sum(segments),
         memlock_bytes=None if memlock == _UNLIMITED else memlock,
         files=files,
     )
+
+
+def _segments(path: Path) -> list[int]:
+    """Return the bytes of each System V segment."""
+    return [int(line.split()[_SEGMENT_SIZE]) for line in _lines(path)[1:]]
 
 
 def _interfaces(folder: Path) -> tuple[Interface, ...]:

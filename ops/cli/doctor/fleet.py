@@ -19,6 +19,10 @@ _SLOW = 4.0
 _FEW = 3
 _CARDS = "give all workers the same model folder, page size, versions and settings"
 _LANES = "put workers in one IPC and PID namespace, or allow another lane with --kv-lanes"
+_SEGMENTS = (
+    "run pdbus doctor where it runs: raise kernel.shmmax, shmall or shmmni, remove segments of "
+    "dead processes (ipcs -mp, ipcrm), or give the containers one IPC namespace; then restart it"
+)
 _NETWORK = (
     "see that prefill and decode share a network, that its device is named in "
     "PDBUS_PREFILL_KV_INTERFACE and PDBUS_DECODE_KV_INTERFACE, and that no firewall parts them"
@@ -28,14 +32,17 @@ _NETWORK = (
 def examine_fleet(beats: Sequence[Heartbeat], rows: Sequence[PairRow]) -> list[Finding]:
     """Return what is wrong between workers."""
     workers = [beat for beat in beats if beat.role in {Role.PREFILL, Role.DECODE}]
+    unshared = [finding for beat in workers for finding in _unshared(beat)]
     if not rows:
         text = f"{len(workers)} prefill and decode workers, and no pair among them"
         fix = "start a prefill and a decode worker of one model"
         level = Level.WARNING if workers else Level.NOTE
-        return [Finding(check="pairs", level=level, text=text, fix=fix if workers else "")]
+        none = Finding(check="pairs", level=level, text=text, fix=fix if workers else "")
+        return [none, *unshared]
     found = [finding for row in rows for finding in _pair(row)]
     found += _namespaces(workers, rows)
     found += _slow(rows)
+    found += unshared
     if not any(finding.level is Level.PROBLEM for finding in found):
         text = f"all {len(rows)} pairs can be used"
         found.insert(0, Finding(check="pairs", level=Level.OK, text=text))
@@ -72,6 +79,17 @@ def _namespaces(workers: Sequence[Heartbeat], rows: Sequence[PairRow]) -> Iterat
         text = f"{len(on_tcp)} pairs take tcp though their workers share memory"
         fix = "look for UCX_TLS in their environment, and for sysv in PDBUS_*_KV_TRANSPORTS"
         yield Finding(check="lanes", level=Level.WARNING, text=text, fix=fix)
+
+
+def _unshared(beat: Heartbeat) -> Iterator[Finding]:
+    """Links of one machine whose chunks UCX carries, as the system gave no segment for them."""
+    links = beat.load.kv_unshared_links if beat.load is not None else 0
+    if links:
+        text = (
+            f"{beat.instance}: {links} links on one host got no System V memory since its start: "
+            "their KV is copied four times instead of twice"
+        )
+        yield Finding(check="shared memory", level=Level.WARNING, text=text, fix=_SEGMENTS)
 
 
 def _slow(rows: Sequence[PairRow]) -> Iterator[Finding]:

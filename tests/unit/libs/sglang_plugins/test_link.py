@@ -35,13 +35,15 @@ def test_counters_are_sent_when_they_change(tmp_path: Path):
     """The same counters twice are one packet."""
     listener, link, peer = _listen(tmp_path / "s")
     with listener, peer:
-        link.figures(0, 0)
-        link.figures(1, 0)
-        link.figures(1, 0)
-        link.figures(1, 2)
+        link.figures(0, 0, 0)
+        link.figures(1, 0, 0)
+        link.figures(1, 0, 0)
+        link.figures(1, 2, 0)
+        link.figures(1, 2, 3)
         assert _packets(peer) == [
             PlaneFigures(open_rooms=1, dropped_chunks=0),
             PlaneFigures(open_rooms=1, dropped_chunks=2),
+            PlaneFigures(open_rooms=1, dropped_chunks=2, unshared_links=3),
         ]
         link.close()
 

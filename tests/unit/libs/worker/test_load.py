@@ -15,14 +15,15 @@ class Loaded:
     """An engine with figures."""
 
     def load(self) -> EngineLoad:
-        return EngineLoad(open_rooms=3, dropped_chunks=7)
+        return EngineLoad(open_rooms=3, dropped_chunks=7, unshared_links=2)
 
 
 def test_late_and_foreign_chunks_are_shown(metric: Callable[..., float]) -> None:
-    """Open transfers and dropped chunks are those of the present engine; without one, none."""
+    """What the data plane counts is that of the present engine; without one, nothing."""
     engine: list[Any] = []
     expose(lambda: cast("Engine", engine[0]) if engine else None, Role.PREFILL)
     assert metric("pdbus.kv.dropped_chunks", role="prefill") == 0
     engine.append(Loaded())
     assert metric("pdbus.kv.dropped_chunks", role="prefill") == 7
     assert metric("pdbus.kv.inflight_transfers", role="prefill") == 3
+    assert metric("pdbus.kv.unshared_links", role="prefill") == 2

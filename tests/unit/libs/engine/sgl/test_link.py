@@ -57,12 +57,12 @@ async def test_rooms_and_counters_arrive_on_the_loop(link: BackendLink):
     later = await asyncio.to_thread(HostLink, link.path)
     later.send(RoomClosed(room=Room(1)))
     before.send(RoomClosed(room=Room(2)))
-    before.figures(3, 4)
+    before.figures(3, 4, 5)
     async with asyncio.timeout(5):
         while len(closed) < 2 or link.figures.open_rooms == 0:
             await asyncio.sleep(0.01)
     assert {message.room for message in closed} == {1, 2}
-    assert link.figures == PlaneFigures(open_rooms=3, dropped_chunks=4)
+    assert link.figures == PlaneFigures(open_rooms=3, dropped_chunks=4, unshared_links=5)
     before.close()
     later.close()
 
@@ -95,14 +95,14 @@ async def test_ranks_speak_as_one_engine(link: BackendLink):
     closed: list[RoomClosed] = []
     link.serve(asyncio.get_running_loop(), closed.append)
     ends[0].send(RoomClosed(room=Room(1)))
-    ends[0].figures(1, 2)
+    ends[0].figures(1, 2, 1)
     link.drain()
     assert closed == []
     ends[1].send(RoomClosed(room=Room(1)))
-    ends[1].figures(1, 3)
+    ends[1].figures(1, 3, 0)
     link.drain()
     assert [message.room for message in closed] == [1]
-    assert link.figures == PlaneFigures(open_rooms=1, dropped_chunks=5)
+    assert link.figures == PlaneFigures(open_rooms=1, dropped_chunks=5, unshared_links=1)
     for end in ends:
         end.close()
 

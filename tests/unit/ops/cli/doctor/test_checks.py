@@ -163,6 +163,13 @@ def test_a_healthy_host_has_nothing_but_ok() -> None:
         ),
         (
             "shared memory",
+            {"shmall_bytes": 1 << 30, "shm_segment_bytes": 900 << 20},
+            Level.WARNING,
+            "have 900 MiB of the 1024 they may have",
+            "raise kernel.shmall",
+        ),
+        (
+            "shared memory",
             {"shm_segments": 4000},
             Level.WARNING,
             "4000 of 4096 System V segments",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from ops.cli.doctor import Interface, gather_facts
@@ -33,7 +34,8 @@ def test_a_host_is_read(tmp_path: Path) -> None:
             "proc/sys/kernel/yama/ptrace_scope": "1\n",
             "proc/sys/kernel/shmmax": "18446744073692774399\n",
             "proc/sys/kernel/shmmni": "4096\n",
-            "proc/sysvipc/shm": "head\nline\nline\n",
+            "proc/sys/kernel/shmall": "1000\n",
+            "proc/sysvipc/shm": "key shmid perms size\n 0 1 600 5000\n 0 2 1600 70000\n",
             "proc/self/status": "Name:\tx\nCapEff:\t0000000000080000\n",
         },
     )
@@ -45,6 +47,8 @@ def test_a_host_is_read(tmp_path: Path) -> None:
     assert facts.rdma_nodes == ("uverbs0",)
     assert (facts.ptrace_scope, facts.may_ptrace) == (1, True)
     assert (facts.shmmni, facts.shm_segments) == (4096, 2)
+    assert facts.shmall_bytes == 1000 * resource.getpagesize()
+    assert facts.shm_segment_bytes == 75_000
     assert facts.shm_bytes > 0
 
 

@@ -10,7 +10,7 @@ from proto.errors import ErrorCode
 from proto.ids import Incarnation, InstanceId
 from proto.kv import Lane, PeerAddress
 from proto.pairs import LanePolicy, PairReport, PairState, SizeProbe
-from proto.workers import CompatCard, Heartbeat, Role, WorkerState
+from proto.workers import CompatCard, Heartbeat, Role, WorkerLoad, WorkerState
 from tests.support.records import card_of
 
 CARD = card_of()
@@ -96,6 +96,20 @@ def test_a_bad_way_is_explained(
     assert (finding.check, finding.level) == (check, level)
     assert text in finding.text
     assert finding.fix
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_links_without_shared_memory_are_named(paired: bool) -> None:
+    """Whoever got no segment is told of, with a pair and without, and what to look for."""
+    prefill = beat(Role.PREFILL)
+    pairs = (report(prefill),) if paired else ()
+    decode = beat(Role.DECODE, pairs=pairs, load=WorkerLoad(kv_unshared_links=2))
+    beats = (prefill, decode) if paired else (decode,)
+    (finding,) = [one for one in examined(*beats) if one.check == "shared memory"]
+    assert finding.level is Level.WARNING
+    assert "decode-0: 2 links on one host got no System V memory" in finding.text
+    for word in ("kernel.shmmax", "shmall", "shmmni", "IPC namespace"):
+        assert word in finding.fix
 
 
 def test_cards_that_differ_are_named() -> None:
