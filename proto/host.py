@@ -29,6 +29,7 @@ __all__ = [
     "JobTokens",
     "PeerProbed",
     "ProbePeer",
+    "StepTokens",
     "StopHost",
     "ToHost",
 ]
@@ -115,6 +116,22 @@ class JobTokens(Message, frozen=True, kw_only=True, gc=False):
     details: Details | None = None
 
 
+class StepTokens(Message, frozen=True, kw_only=True, gc=False):
+    """What `JobTokens` without details say of several jobs, side by side and in order.
+
+    A step of an engine gives a token to each running job: read as columns they cost a fraction.
+    """
+
+    jobs: tuple[JobId, ...]
+    ids: tuple[bytes, ...]
+    texts: tuple[str, ...]
+
+    def apart(self) -> list[JobTokens]:
+        """Return the same as one message a job."""
+        columns = zip(self.jobs, self.ids, self.texts, strict=True)
+        return [JobTokens(job=job, ids=ids, text=text) for job, ids, text in columns]
+
+
 class JobFinished(Message, frozen=True, kw_only=True):
     """A job is over and the engine has freed, or given to its cache, all that the job held."""
 
@@ -176,6 +193,7 @@ FromHost = (
     EngineReady
     | HostProgress
     | JobTokens
+    | StepTokens
     | JobFinished
     | JobFailed
     | EngineLoad

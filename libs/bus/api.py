@@ -114,6 +114,14 @@ class Bus(Protocol):
         """
         ...
 
+    def post(self, subject: str, message: Message) -> bool:
+        """Publish and write at once; return False, and do neither, where `publish` had to wait.
+
+        Raises:
+            BusDown, TooLarge.
+        """
+        ...
+
     async def request(
         self, subject: str, message: Message, reply: type[ReplyT], *, timeout_s: float
     ) -> ReplyT:

@@ -123,6 +123,14 @@ class NatsBus:
         """
         await self.link.publish(subject, encode(message))
 
+    def post(self, subject: str, message: Message) -> bool:
+        """Publish at once, or raise as `publish` does; return False where that had to wait."""
+        if self.link.congested:
+            return False
+        self.link.post(subject, encode(message))
+        self.link.client.leave()
+        return True
+
     async def request(
         self, subject: str, message: Message, reply: type[ReplyT], *, timeout_s: float
     ) -> ReplyT:

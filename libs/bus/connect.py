@@ -74,6 +74,11 @@ class Link:
             self._down_since = self._clock.monotonic()
         return self._clock.monotonic() - self._down_since
 
+    @property
+    def congested(self) -> bool:
+        """Whether the server lags so far behind that `publish` waits for it."""
+        return self.client.pending_data_size > CONGESTED_BYTES
+
     async def open(self) -> None:
         """Connect, within the start-up deadline.
 
@@ -155,7 +160,7 @@ class Link:
         Raises:
             BusDown, TooLarge.
         """
-        if self.client.pending_data_size > CONGESTED_BYTES:
+        if self.congested:
             await self._relieve()
         self.post(subject, data, headers, reply=reply)
 
@@ -309,7 +314,7 @@ class Link:
         try:
             async with asyncio.timeout(_CONGESTED_WAIT_S):
                 # nats-py has no event for this; the wait is rare and short.
-                while self.client.pending_data_size > CONGESTED_BYTES:  # noqa: ASYNC110
+                while self.congested:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         except TimeoutError as error:
             raise BusDown("the server does not take our data") from error

@@ -116,12 +116,19 @@ class WireClient(Client):
 
     def _leave(self) -> None:
         self._leaving = False
+        self.leave()
+
+    def leave(self) -> None:
+        """Write now what was published in this turn of the loop so far."""
         if not self._pending or not self.is_connected or self._transport is None:
             return
         pending, self._pending = self._pending, []
         self._pending_data_size = 0
         try:
-            self._transport.writelines(pending)
+            if len(pending) == 1:
+                self._transport.write(pending[0])
+            else:
+                self._transport.writelines(pending)
         except (OSError, RuntimeError):
             # The socket is gone; whoever reads from it acts on that.
             return

@@ -22,7 +22,10 @@ from proto.ids import Incarnation, JobId
 from proto.kv import PeerAddress
 from proto.pairs import PairProbe
 
-__all__ = ["Engine", "EngineDead", "EngineFactory", "Outputs"]
+__all__ = ["Engine", "EngineDead", "EngineFactory", "Outputs", "Plain"]
+
+Plain = Callable[[bytes, str], None]
+"""Takes the ids and the text of tokens that have no details."""
 
 
 class EngineDead(Exception):
@@ -41,12 +44,14 @@ class Outputs(Protocol):
         take: Callable[[JobTokens], None],
         last: Callable[[JobFinished | JobFailed], None],
         fail: Callable[[EngineDead], None] | None = None,
+        plain: Plain | None = None,
     ) -> None:
         """Have everything handed on where it arrives, first what waits, instead of iterating.
 
         A task that wakes for each token costs more than all else that is done for it.
         One of `last` and `fail` is called, once, unless the engine is dead and nobody gave `fail`.
-        All three must return at once.
+        Where `plain` is given, tokens without details may come there instead of to `take`, in one
+        order with those. All four must return at once.
         """
         ...
 

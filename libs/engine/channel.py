@@ -1,7 +1,7 @@
 """Messages between service and host: length-prefixed msgpack frames on a local socket.
 
 A frame is four bytes of length (big-endian) and an array of messages. All messages that are sent
-in one turn of the loop leave in one frame and one write.
+in one turn of the loop leave in one frame and one write, and plain tokens of many jobs as columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from proto.base import Message, ProtocolError, encode
-from proto.host import FromHost, JobTokens, ToHost
+from proto.host import FromHost, JobTokens, StepTokens, ToHost
+from proto.ids import JobId
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -69,7 +70,11 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._encode = msgspec.msgpack.Encoder().encode
-        self._queue: list[Out | msgspec.Raw] = []
+        self._queue: list[Message | msgspec.Raw] = []
+        self._jobs: list[JobId] = []
+        """Of the plain tokens that were sent last, behind what is queued; below the tokens."""
+        self._ids: list[bytes] = []
+        self._texts: list[str] = []
         self._rest = b""
         """The beginning of a frame whose end has not come."""
         self._parts: list[bytes] = []
@@ -130,21 +135,24 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         Raises:
             FrameTooLarge: the message is over the limit.
         """
-        queue = self._queue
-        if not queue:
+        jobs, queue = self._jobs, self._queue
+        if not jobs and not queue:
             self._loop.call_soon(self.flush)
         if type(message) is JobTokens and message.details is None and len(message.text) < _SHORT:
-            # The tokens of a step are encoded together.
-            queue.append(message)
+            jobs.append(message.job)
+            self._ids.append(message.ids)
+            self._texts.append(message.text)
             return
         body = encode(message)
         if len(body) + _ARRAY_BYTES > self._max:
             text = f"message of {len(body)} bytes; the limit is {self._max}"
             raise FrameTooLarge(text)
+        self._close_step()
         queue.append(msgspec.Raw(body))
 
     def flush(self) -> None:
         """Write what is queued."""
+        self._close_step()
         transport, queue = self._transport, self._queue
         self._queue = []
         if not queue or transport is None or transport.is_closing():
@@ -152,8 +160,17 @@ class Channel(asyncio.Protocol, Generic[Out, In]):
         body = self._encode(queue)
         if len(body) <= self._max:
             transport.write(_LENGTH.pack(len(body)) + body)
-        else:
-            transport.write(frames([self._encode(message) for message in queue], self._max))
+            return
+        apart = [m.apart() if isinstance(m, StepTokens) else (m,) for m in queue]
+        bodies = [self._encode(message) for messages in apart for message in messages]
+        transport.write(frames(bodies, self._max))
+
+    def _close_step(self) -> None:
+        """Queue the tokens that were sent last."""
+        jobs, ids, texts = self._jobs, self._ids, self._texts
+        if jobs:
+            self._queue.append(StepTokens(jobs=tuple(jobs), ids=tuple(ids), texts=tuple(texts)))
+            self._jobs, self._ids, self._texts = [], [], []
 
     async def drain(self) -> None:
         """Wait until the other end keeps up.

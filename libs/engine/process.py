@@ -35,6 +35,7 @@ from proto.host import (
     JobTokens,
     PeerProbed,
     ProbePeer,
+    StepTokens,
     StopHost,
 )
 from proto.ids import Incarnation, JobId
@@ -223,14 +224,27 @@ class HostedEngine:
             self._die(reason or "nobody listens to the engine host any more")
 
     def _take(self, messages: list[FromHost]) -> None:
-        streams = self._streams
         for message in messages:
-            if not isinstance(message, JobTokens):
+            if isinstance(message, StepTokens):
+                self._take_step(message)
+            elif isinstance(message, JobTokens):
+                stream = self._streams.get(message.job)
+                if stream is not None:
+                    stream.push(message)
+            else:
                 self._hear(message)
+
+    def _take_step(self, step: StepTokens) -> None:
+        streams = self._streams
+        for job, ids, text in zip(step.jobs, step.ids, step.texts, strict=True):
+            stream = streams.get(job)
+            if stream is None:
                 continue
-            stream = streams.get(message.job)
-            if stream is not None:
-                (stream.direct or stream.push)(message)
+            plain = stream.plain
+            if plain is not None:
+                plain(ids, text)
+            else:
+                stream.push(JobTokens(job=job, ids=ids, text=text))
 
     def _hear(self, message: _NoTokens) -> None:
         match message:

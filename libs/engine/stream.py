@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from libs.engine.api import EngineDead
+from libs.engine.api import EngineDead, Plain
 from proto.host import JobFailed, JobFinished, JobOutput, JobTokens
 
 __all__ = ["OutputStream", "Shaper"]
@@ -34,6 +34,8 @@ class OutputStream:
     def __init__(self, shaper: Shaper | None = None) -> None:
         self.direct: Callable[[JobTokens], None] | None = None
         """What `push` would do with tokens, where it is as short as this."""
+        self.plain: Plain | None = None
+        """The same for those without details, where somebody takes them so."""
         self._shaper = shaper
         self._items: deque[JobOutput] = deque()
         self._take: Callable[[JobTokens], None] | None = None
@@ -56,6 +58,7 @@ class OutputStream:
         take: Callable[[JobTokens], None],
         last: Callable[[JobFinished | JobFailed], None],
         fail: Callable[[EngineDead], None] | None = None,
+        plain: Plain | None = None,
     ) -> None:
         """Hand on all outputs, and the error, instead of yielding any; first those that wait."""
         self._take, self._last, self._fail = take, last, fail
@@ -63,13 +66,13 @@ class OutputStream:
         for output in items:
             self._give(output)
         if self._shaper is None and self._error is None and not self._ended:
-            self.direct = take
+            self.direct, self.plain = take, plain
         self._tell_error()
 
     def fail(self, error: EngineDead) -> None:
         """End the stream with `error`, after what is queued."""
         if self._error is None:
-            self._error, self.direct = error, None
+            self._error, self.direct, self.plain = error, None, None
             self._notify()
             self._tell_error()
 
@@ -113,7 +116,7 @@ class OutputStream:
             self._fail(self._error)
 
     def _stop(self) -> None:
-        self._ended, self.direct = True, None
+        self._ended, self.direct, self.plain = True, None, None
         self._items.clear()
 
     def _notify(self) -> None:

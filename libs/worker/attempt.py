@@ -105,6 +105,10 @@ class Work(Protocol):
         """Take tokens, in order; the engine calls it with nothing in between."""
         ...
 
+    def take_plain(self, ids: bytes, text: str) -> None:
+        """Take tokens without details, in one order with the others."""
+        ...
+
     def last(self, output: JobFinished | JobFailed) -> bool:
         """Take the final output; return whether all is done, or `Worker.end` will be called."""
         ...

@@ -51,9 +51,11 @@ class Speaker:
         """Of all gateways that follow anything."""
         self._opened: list[Letter] = []
         """Those with something to be said."""
-        self._word = asyncio.Event()
-        """Something was said."""
         self._leaving = False
+        """Somebody will send it."""
+        self._patient = asyncio.Event()
+        """It has to wait."""
+        self._waiter: asyncio.Task[None] | None = None
 
     def say(self, attempt: Attempt, message: StreamMessage) -> None:
         """Tell all who follow an attempt."""
@@ -76,7 +78,7 @@ class Speaker:
     @property
     def silent(self) -> bool:
         """Whether all that was said has left."""
-        return not self._opened and not self._word.is_set()
+        return not self._opened and not self._leaving
 
     def _letter(self, reply: ReplyTo) -> Letter:
         key = (reply.gateway, reply.incarnation)
@@ -87,15 +89,48 @@ class Speaker:
 
     def _open(self, letter: Letter) -> None:
         self._opened.append(letter)
-        self._word.set()
         if not self._leaving:
             self._leaving = True
-            self._tasks.spawn(self._leave(), name="speak")
+            asyncio.get_running_loop().call_soon(self._leave)
 
-    async def _leave(self) -> None:
+    def _leave(self) -> None:
+        """Send what was said in this turn of the loop, unless something has to wait."""
+        self._leaving = False
+        now_s = self._clock.monotonic()
+        if now_s - self._left_s >= _PAUSE_S:
+            self._left_s = now_s
+            while self._opened and self._post(self._opened[-1]):
+                self._opened.pop().items = []
+        if not self._opened:
+            return
+        self._leaving = True
+        self._patient.set()
+        if self._waiter is None or self._waiter.done():
+            self._waiter = self._tasks.spawn(self._leave_patiently(), name="speak")
+
+    def _post(self, letter: Letter) -> bool:
+        """Send what goes to one gateway, if it is one message and need not wait."""
+        said = letter.items
+        if len(said) == 1:
+            ((nonce, message),) = said
+            subject = subjects.tokens(letter.gateway, letter.incarnation, nonce)
+        elif len(said) <= _MOST_ITEMS:
+            message = StreamBatch(items=tuple(said))
+            subject = subjects.token_batches(letter.gateway, letter.incarnation)
+        else:
+            return False
+        try:
+            return self._bus.post(subject, message)
+        except BusDown:
+            count(names.STREAM_UNSENT, role=str(self._role))
+            return True
+        except TooLarge:
+            return False
+
+    async def _leave_patiently(self) -> None:
         try:
             while True:
-                await self._word.wait()
+                await self._patient.wait()
                 early_s = self._left_s + _PAUSE_S - self._clock.monotonic()
                 if early_s > 0:
                     await self._clock.sleep(early_s)
@@ -105,7 +140,8 @@ class Speaker:
                     said, letter.items = letter.items, []
                     await self._send(letter, said)
                 if not self._opened:
-                    self._word.clear()
+                    self._patient.clear()
+                    self._leaving = False
         finally:
             self._leaving = False
 

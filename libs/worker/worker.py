@@ -320,8 +320,7 @@ class Worker:
         return sum(not a.over for a in self.attempts.values())
 
     def _on_cancel(self, _subject: str, message: Cancel) -> None:
-        work = self.abort(message.rid, message.attempt, message.reason)
-        self.tasks.spawn(work, name="cancel")
+        self.tasks.spawn(self.abort(message.rid, message.attempt, message.reason), name="cancel")
 
     # Running attempts
 
@@ -338,6 +337,7 @@ class Worker:
             work.take,
             lambda output: run(self._last, attempt, work, output),
             lambda error: run(self._give_up, attempt, work, error),
+            work.take_plain,
         )
 
     def _last(self, attempt: Attempt, work: Work, output: JobFinished | JobFailed) -> None:

@@ -41,7 +41,7 @@ class Answering:
         self._speak = worker.speaker.say
         self._first_ms: float | None = None
         """When the engine gave its first token."""
-        self._waiting: list[JobTokens] | None = []
+        self._waiting: list[tuple[bytes, str, Details | None]] | None = []
         """Tokens that came before the claim was settled; None from then on."""
         self._revision = 0
         """Of the record that names this attempt, where it is known."""
@@ -60,10 +60,14 @@ class Answering:
 
     def take(self, tokens: JobTokens) -> None:
         """Say tokens, or keep them until the claim is settled."""
+        self.take_plain(tokens.ids, tokens.text, tokens.details)
+
+    def take_plain(self, ids: bytes, text: str, details: Details | None = None) -> None:
+        """Say tokens, or keep them until the claim is settled."""
         if self._first_ms is None:
             self._first_ms = self._worker.chronicle.now_ms()
         if self._waiting is not None:
-            self._waiting.append(tokens)
+            self._waiting.append((ids, text, details))
             return
         attempt = self._attempt
         if attempt.aborted is not None:
@@ -72,12 +76,12 @@ class Answering:
         chunk = TokenChunk(
             attempt=attempt.number,
             offset=offset,
-            ids=tokens.ids,
-            text=tokens.text,
+            ids=ids,
+            text=text,
             sent_ms=self._now_ms(),
-            details=tokens.details,
+            details=details,
         )
-        attempt.produced = produced = offset + len(tokens.ids) // 4
+        attempt.produced = produced = offset + len(ids) // 4
         attempt.log.append(chunk)
         self._speak(attempt, chunk)
         if produced - attempt.counted >= _COUNT_EVERY:
@@ -119,7 +123,7 @@ class Answering:
             elif answer is not None and self._attempt.aborted is None:
                 self._refuse(answer)
             for tokens in waiting:
-                self.take(tokens)
+                self.take_plain(*tokens)
             if self._ended is not None:
                 self._close(self._ended)
         if self._ended is not None:

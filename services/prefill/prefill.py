@@ -109,6 +109,9 @@ class _Handing:
     def take(self, tokens: JobTokens) -> None:
         """Take no notice: prefill says nothing."""
 
+    def take_plain(self, ids: bytes, text: str) -> None:
+        """Take no notice."""
+
     def last(self, output: JobFinished | JobFailed) -> bool:
         """Tell how it went."""
         worker, attempt = self._worker, self._attempt

@@ -10,9 +10,11 @@ import pytest
 import uvloop
 
 from libs.bus import BusSettings
+from libs.bus.api import BusDown
 from libs.bus.connect import Link
 from libs.bus.frames import Delivery
 from libs.clock import SystemClock
+from proto.base import decode
 from proto.control import Aborted
 from tests.integration.bus.words import ABORT, endpoint, fresh_subject, until
 
@@ -216,6 +218,32 @@ async def test_messages_do_not_wake_the_read_loop(own_nats, connect):
     assert heard == [b"%d" % number for number in range(40)]
     # Together with an answer to a ping the loop may get some.
     assert sum(data.count(b"MSG ") for data in parsed) < 20
+
+
+async def test_a_message_does_not_overtake_a_command(own_nats, connect):
+    """What is published in one turn with a subscription of its own comes back to it."""
+    bus = await connect(own_nats)
+    subject, heard = fresh_subject(), []
+    await bus.link.client.hear(subject, "", heard.append)
+    for number in range(3):
+        assert bus.post(subject, Aborted(rid=str(number), leases=()))
+    await until(lambda: len(heard) == 3)
+    assert [decode(message.data, Aborted).rid for message in heard] == ["0", "1", "2"]
+
+
+async def test_nothing_is_posted_where_the_server_lags(own_nats, connect):
+    """Who posts is told to publish instead, which waits; without a connection both raise."""
+    bus = await connect(own_nats)
+    client = bus.link.client
+    message = Aborted(rid="1", leases=())
+    client._pending_data_size = 9 << 20
+    assert not bus.post(fresh_subject(), message)
+    client._pending_data_size = 0
+    assert bus.post(fresh_subject(), message)
+    own_nats.kill()
+    await until(lambda: not bus.connected)
+    with pytest.raises(BusDown):
+        bus.post(fresh_subject(), message)
 
 
 async def test_a_fault_of_a_handler_is_told_at_once_and_costs_one_message(own_nats, connect):

@@ -65,6 +65,15 @@ class SimBus:
         self._network.send(self.link, subject, encode(message))
         await self._maybe_yield()
 
+    def post(self, subject: str, message: Message) -> bool:
+        """Send at most once, unless it had to wait."""
+        self._check_up()
+        if self._waits():
+            return False
+        self._network.hooks.said(self.link, subject, message)
+        self._network.send(self.link, subject, encode(message))
+        return True
+
     async def request(
         self, subject: str, message: Message, reply: type[ReplyT], *, timeout_s: float
     ) -> ReplyT:
@@ -202,9 +211,12 @@ class SimBus:
         self._check_up()
 
     async def _maybe_yield(self) -> None:
-        # The real client yields only when its buffer is full: now and then, for the order.
-        if self._network.rng.random() < 0.05:
+        if self._waits():
             await asyncio.sleep(0)
+
+    def _waits(self) -> bool:
+        # The real client yields only when its buffer is full: now and then, for the order.
+        return self._network.rng.random() < 0.05
 
 
 def _understand(data: bytes, reply: type[ReplyT], *, good: bool) -> ReplyT:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from libs.engine import EngineDead
+from libs.engine.api import Plain
 from proto.errors import ErrorCode
 from proto.gateway import FinishReason
 from proto.host import (
@@ -117,9 +118,10 @@ class SimOutputs:
         take: Callable[[JobTokens], None],
         last: Callable[[JobFinished | JobFailed], None],
         fail: Callable[[EngineDead], None] | None = None,
+        plain: Plain | None = None,
     ) -> None:
         """Read all, in the process of whoever asks."""
-        reading = self._read(take, last, fail)
+        reading = self._read(take, last, fail, plain)
         asyncio.get_running_loop().create_task(reading, name="read outputs")
 
     async def _read(
@@ -127,10 +129,13 @@ class SimOutputs:
         take: Callable[[JobTokens], None],
         last: Callable[[JobFinished | JobFailed], None],
         fail: Callable[[EngineDead], None] | None,
+        plain: Plain | None,
     ) -> None:
         try:
             async for output in self._outputs:
-                if isinstance(output, JobTokens):
+                if isinstance(output, JobTokens) and plain is not None and output.details is None:
+                    plain(output.ids, output.text)
+                elif isinstance(output, JobTokens):
                     take(output)
                 else:
                     last(output)

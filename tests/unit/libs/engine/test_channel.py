@@ -17,11 +17,18 @@ from libs.engine.channel import (
     open_service_end,
 )
 from proto.base import ProtocolError, encode
-from proto.host import AbortJob, EngineLoad, HostProgress, JobTokens, StopHost
+from proto.host import AbortJob, EngineLoad, HostProgress, JobTokens, StepTokens, StopHost
+from proto.output import Details
 
 MESSAGES = st.lists(
     st.one_of(
-        st.builds(JobTokens, job=st.text(max_size=30), ids=st.binary(max_size=64), text=st.text()),
+        st.builds(
+            JobTokens,
+            job=st.text(max_size=30),
+            ids=st.binary(max_size=64),
+            text=st.text(),
+            details=st.sampled_from([None, None, None, Details(reasoning="why")]),
+        ),
         st.builds(EngineLoad, running=st.integers(0, 1000)),
         st.builds(HostProgress, text=st.text(max_size=200)),
     ),
@@ -37,7 +44,8 @@ async def both():
 async def gather(end, count):
     found = []
     while len(found) < count:
-        found += await end.receive()
+        for message in await end.receive():
+            found += message.apart() if isinstance(message, StepTokens) else (message,)
     return found
 
 
@@ -65,6 +73,38 @@ async def test_one_turn_is_one_frame():
         for number in range(count):
             host.send(EngineLoad(running=number))
         assert len(await service.receive()) == count
+    host.close()
+    service.close()
+
+
+async def test_tokens_of_a_step_are_one_message():
+    """Plain tokens stand side by side, and what was sent between them keeps its place."""
+    service, host = await both()
+    said = [JobTokens(job=str(number), ids=bytes(4), text=f"t{number}") for number in range(5)]
+    for message in (*said[:3], EngineLoad(running=1), *said[3:]):
+        host.send(message)
+    first, load, second = await service.receive()
+    assert isinstance(first, StepTokens)
+    assert isinstance(second, StepTokens)
+    assert first.apart() + second.apart() == said
+    assert load == EngineLoad(running=1)
+    host.close()
+    service.close()
+
+
+async def test_a_step_over_the_limit_is_taken_apart():
+    """Tokens that fit no frame together come in several, none over the limit."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    _, host = await loop.create_unix_connection(
+        lambda: Channel(StopHost, max_frame_bytes=300), sock=theirs
+    )
+    service = await open_service_end(ours)
+    said = [JobTokens(job=str(number), ids=bytes(4), text="x" * 90) for number in range(8)]
+    for message in said:
+        host.send(message)
+    heard = [await service.receive() for _ in range(4)]
+    assert [token for frame in heard for token in frame] == said
     host.close()
     service.close()
 

@@ -21,6 +21,7 @@ from proto.host import (
     JobFailed,
     JobFinished,
     JobTokens,
+    StepTokens,
     StopHost,
 )
 from tests.support.engines import make_job
@@ -110,7 +111,7 @@ async def test_outputs_leave_in_order_and_the_load_before_the_end():
         job = make_job(1, [1])
         stream = await started(engine, service, job)
         stream.push(JobTokens(job=job.job, ids=b"\1\0\0\0", text="a"))
-        assert (await told(service, JobTokens)).text == "a"
+        assert (await told(service, StepTokens)).texts == ("a",)
         engine.streams.clear()
         stream.push(JobFinished(job=job.job, finish=FinishReason.STOP, prompt_tokens=1))
         assert (await told(service, EngineLoad)).running == 0

@@ -82,23 +82,31 @@ def test_what_is_delivered_has_been_shaped():
     assert [str(error) for error in errors] == ["gone"]
 
 
+def plain(ids, text):
+    raise AssertionError(ids, text)
+
+
 def test_the_direct_way_is_open_while_nothing_else_is_asked():
     """It is what the taker is, from the delivery to the end, and never before or after."""
     stream, told = OutputStream(), []
     assert stream.direct is None
     take = told.append
-    stream.deliver(take, told.append)
+    stream.deliver(take, told.append, plain=plain)
     assert stream.direct is take
+    assert stream.plain is plain
     stream.push(FINISHED)
     assert stream.direct is None
+    assert stream.plain is None
     dead = OutputStream()
-    dead.deliver(take, told.append)
+    dead.deliver(take, told.append, plain=plain)
     dead.fail(EngineDead("gone"))
     assert dead.direct is None
+    assert dead.plain is None
     over = OutputStream()
     over.push(FINISHED)
-    over.deliver(take, told.append)
+    over.deliver(take, told.append, plain=plain)
     assert over.direct is None
+    assert over.plain is None
 
 
 def test_all_is_delivered_where_it_comes():

@@ -25,16 +25,24 @@ class Wire:
     def __init__(self, most_items: int = 10_000) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.down = False
+        self.lags = False
         self._most = most_items
 
     async def publish(self, subject: str, message: Any) -> None:
+        await asyncio.sleep(0)
+        self.lags = False
+        assert self.post(subject, message)
+
+    def post(self, subject: str, message: Any) -> bool:
         if self.down:
             raise BusDown("away")
         if isinstance(message, StreamBatch) and len(message.items) > self._most:
             raise TooLarge("too many")
         assert template(subject)
-        await asyncio.sleep(0)
+        if self.lags:
+            return False
         self.sent.append((subject, decode(encode(message), StreamMessage | StreamBatch)))
+        return True
 
 
 def reply(number: int, gateway: str = "1") -> ReplyTo:
@@ -132,6 +140,28 @@ async def test_order_is_kept_across_batches():
     for each in (one, other):
         mine = [part.offset for nonce, part in parts if nonce == each.reply.nonce]
         assert mine == list(range(200))
+
+
+async def test_what_has_to_wait_keeps_its_place():
+    """Where the bus lags behind, it is waited for, and nothing that is said later overtakes."""
+    wire = Wire()
+    async with Tasks() as tasks:
+        says = speaker(wire, tasks)
+        both = attempt(1)
+        both.listen(reply(2, "2"))
+        for offset in range(60):
+            wire.lags = wire.lags or offset % 4 == 0
+            says.say(both, chunk(offset))
+            await asyncio.sleep(0.0006)
+        await left(says)
+    for each in both.listeners:
+        parts = [
+            part.offset
+            for subject, message in wire.sent
+            for nonce, part in getattr(message, "items", [(subject.rpartition(".")[2], message)])
+            if nonce == each
+        ]
+        assert parts == list(range(60))
 
 
 async def test_what_does_not_fit_together_travels_alone():
