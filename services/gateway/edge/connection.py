@@ -183,9 +183,19 @@ class Body:
         cycle.chunked_encoding = True
         self._write(_BEGIN % (head, len(data), data))
 
-    def write(self, data: bytes) -> None:
-        """Write a part that is not empty; only while it is free."""
+    def write(self, data: bytes) -> bool:
+        """Write a part that is not empty if it is free, and return whether it was."""
+        cycle = self._cycle
+        if (
+            self._flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+            or not cycle.response_started
+            or not cycle.chunked_encoding
+        ):
+            return False
         self._write(b"%x\r\n%s\r\n" % (len(data), data))
+        return True
 
     def end(self, data: bytes) -> None:
         """Write the last part, which is not empty, and end the answer; only while it is free."""

@@ -121,14 +121,15 @@ class Giving(msgspec.Struct, eq=False):
         if part.finish is not None or part.details is not None:
             return False
         direct = events.direct
-        if direct is None or not direct.free:
+        if direct is None:
             return self._begin_now(frames, events, index, part)
+        data = frames.delta(index, part)
+        if data and not direct.write(data):
+            return False
         now_s = self.clock.monotonic()
         if self.tally.first_s is None:
             self.tally.take(now_s)
-        data = frames.delta(index, part)
         if data:
-            direct.write(data)
             events.last_s = now_s
         return True
 

@@ -132,6 +132,7 @@ async def test_a_client_that_has_left_is_not_free():
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         bodies.append(scope[BODY])
+        assert not bodies[0].write(b"early")
         await send(START)
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -142,6 +143,7 @@ async def test_a_client_that_has_left_is_not_free():
         await until(lambda: bodies and bodies[0].free)
         writer.transport.abort()
         await until(lambda: not bodies[0].free)
+        assert not bodies[0].write(b"late")
 
 
 async def test_the_direct_way_is_open_once_the_head_is_out(rig: Rig):
@@ -188,9 +190,9 @@ async def test_plain_text_is_written_where_it_arrives(
     written: list[bytes] = []
     write = Body.write
 
-    def spy(self: Body, data: bytes) -> None:
+    def spy(self: Body, data: bytes) -> bool:
         written.append(data)
-        write(self, data)
+        return write(self, data)
 
     async def script(live: Any) -> Any:
         for text in ("one", " two", " three", " four"):
