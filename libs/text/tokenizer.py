@@ -17,6 +17,8 @@ __all__ = ["Tokenizer", "pack_ids", "unpack_ids"]
 _FILE = "tokenizer.json"
 _SHORT_CHARS = 2_048
 """A text that is encoded in less time than threads take to wake."""
+_MOST_UTF8 = 4
+"""Bytes of a character."""
 _BYTE_LEVEL = "ByteLevel"
 """Name of the decoder's class; the library gives no types for its decoders."""
 
@@ -72,6 +74,16 @@ class Tokenizer:
         Encoding megabytes takes seconds; a prompt that cannot fit is known much sooner.
         """
         return -(-len(text) // self._longest) if self._longest else 0
+
+    def most_tokens(self, text: str) -> int | None:
+        """Return a number that the tokens of `text` certainly do not exceed, without encoding it.
+
+        None where the tokenizer gives no such bound.
+        """
+        if not self._longest:
+            return None
+        # A byte may be a token, and each piece of a text may be given a space in front of it.
+        return 2 * (len(text) if text.isascii() else _MOST_UTF8 * len(text)) + 1
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token, or None."""

@@ -20,6 +20,7 @@ from proto.ledger import Mode, Placement, Usage
 from proto.output import Details, Parsing
 from proto.sampling import SamplingParams
 from proto.workers import Feature
+from services.gateway.prompt import PromptIds
 
 __all__ = [
     "Call",
@@ -69,9 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     rid: RequestId
     tenant: TenantHash
     model: str
-    input_ids: bytes
-    """Token ids, little-endian uint32."""
-    prompt_tokens: int
+    prompt: PromptIds
     sampling: SamplingParams
     digest: str
     """SHA-256 of the canonical body, the model and the tenant."""
@@ -90,6 +89,16 @@ class Call(msgspec.Struct, frozen=True):
     """Who is served first where requests wait: the higher one."""
     slo: Slo | None = None
     """What the tenant aims for; carried for whoever routes by it."""
+
+    @property
+    def input_ids(self) -> bytes:
+        """Token ids of the prompt, little-endian uint32."""
+        return self.prompt.ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many there are."""
+        return self.prompt.tokens
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -19,6 +19,7 @@ from proto.ids import Incarnation, InstanceId, new_request_id, tenant_hash
 from proto.sampling import SamplingParams
 from proto.workers import Heartbeat, Role, WorkerRef, WorkerState
 from services.gateway.api import Call, Calls, Readiness, ServedModel
+from services.gateway.prompt import PromptIds
 
 __all__ = ["GatewayFleet"]
 
@@ -151,8 +152,7 @@ class GatewayFleet:
             rid=new_request_id(now_ms, self._clock.entropy),
             tenant=tenant_hash("pdbus-warm-up"),
             model=model,
-            input_ids=struct.pack(f"<{len(_WARM_UP_IDS)}I", *_WARM_UP_IDS),
-            prompt_tokens=len(_WARM_UP_IDS),
+            prompt=PromptIds(struct.pack(f"<{len(_WARM_UP_IDS)}I", *_WARM_UP_IDS)),
             sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
             digest="warm-up",
             deadline_ms=now_ms + int(_WARM_UP_S * 1000),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.clock.api import Clock
 from libs.telemetry import gauge, names
@@ -23,7 +23,6 @@ from services.gateway.edge.health import (
     ReadyEndpoint,
     VersionEndpoint,
 )
-from services.gateway.edge.switch import Switch
 from services.gateway.openai import (
     ChatApi,
     CompletionApi,
@@ -111,7 +110,7 @@ def http_app(  # noqa: PLR0913 - what stands behind the paths
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/responses"): responses,
     }
-    app: ASGIApp = Switch(_Routed(routes), direct=direct)
+    app: ASGIApp = _Switch(_Routed(routes), direct=direct)
     if directory is not None:
         app = Door(app, directory=directory, routes=_API_ROUTES)
     return Net(Exchanges(app, clock=clock))
@@ -128,3 +127,25 @@ class _Routed(Starlette):
     def build_middleware_stack(self) -> ASGIApp:
         """Return the router, with our answer to what it refuses."""
         return ExceptionMiddleware(self.router, handlers={HTTPException: on_http_exception})
+
+
+class _Switch:
+    """Middleware that hands some exchanges to their endpoint at once.
+
+    An application of starlette wraps the `send` of an exchange, and so adds to the cost of each
+    write; what its routing does is not needed for a path that is known as a whole.
+
+    Args:
+        direct: endpoints by method and path.
+    """
+
+    def __init__(self, app: ASGIApp, *, direct: Mapping[tuple[str, str], ASGIApp]) -> None:
+        self._app = app
+        self._direct = direct
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one exchange."""
+        app = self._app
+        if scope["type"] == "http":
+            app = self._direct.get((scope["method"], scope["path"]), app)
+        await app(scope, receive, send)

@@ -25,6 +25,7 @@ from proto.ids import (
 from proto.ledger import Mode, Usage
 from proto.sampling import SamplingParams
 from services.gateway.api import Call, Delta, Live
+from services.gateway.prompt import PromptIds
 from tests.sim.kernel import Domain
 from tests.sim.ports import CARD, Judge, tokens_of
 from tests.sim.scenario import AskPlan, Body
@@ -216,8 +217,7 @@ class Ask:
             rid=rid,
             tenant=self.tenant,
             model=CARD.model,
-            input_ids=self.input_ids,
-            prompt_tokens=body.prompt_tokens,
+            prompt=PromptIds(self.input_ids),
             sampling=SamplingParams(
                 max_tokens=body.max_tokens,
                 temperature=body.temperature,

@@ -27,6 +27,7 @@ from services.gateway.attempts.recovery import Recovery
 from services.gateway.attempts.start import AttemptLost, start_both, stop_both
 from services.gateway.later import later
 from services.gateway.ports import Ports
+from services.gateway.prompt import PromptIds
 
 __all__ = ["Attempts", "Outcome"]
 
@@ -219,8 +220,7 @@ class Attempts:
         )
         return msgspec.structs.replace(
             call,
-            input_ids=call.input_ids + self._ids(),
-            prompt_tokens=call.prompt_tokens + emitted,
+            prompt=PromptIds(call.input_ids + self._ids()),
             sampling=sampling,
         )
 

@@ -169,6 +169,9 @@ class LiveCall:
     async def _own(self) -> None:
         ports, call = self._ports, self.call
         self._attempts = self._new_attempts(0)
+        if not call.prompt.known:
+            # The ledger takes as long to answer.
+            later(call.prompt.settle)
         record, revision = await ports.ledger.accept(call)
         if revision is not None:
             self._attempts.known = Versioned(record, revision)

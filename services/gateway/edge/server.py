@@ -13,7 +13,8 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.edge.connection import ABORT, Connection, ConnectionLimits, Turn
+from services.gateway.edge.connection import ABORT, Connection, ConnectionLimits
+from services.gateway.edge.turn import Turn
 
 __all__ = ["ABORT", "EdgeServer"]
 

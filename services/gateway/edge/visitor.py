@@ -109,10 +109,10 @@ def admitted(
     Raises:
         PdbusError: model_not_allowed, rate_limit_exceeded, request_too_large.
     """
-    visitor.check_model(calls[0].model)
-    visitor.charge(sum(call.prompt_tokens for call in calls[::choices_a_prompt]))
     if visitor is ANYBODY:
         return tuple(calls)
+    visitor.check_model(calls[0].model)
+    visitor.charge(sum(call.prompt_tokens for call in calls[::choices_a_prompt]))
     alone = len(calls) == 1
     return tuple(
         msgspec.structs.replace(

@@ -166,12 +166,7 @@ class Endpoint(Generic[RequestT]):
         asked = await (while_present(asking, receive, exchange) if long else asking)
         each = asked.choices_a_prompt
         calls = admitted(exchange.visitor, asked.calls, choices_a_prompt=each)
-        prompts = calls[::each]
-        tally.ask(
-            calls,
-            prompt_tokens=sum(call.prompt_tokens for call in prompts),
-            streaming=asked.stream,
-        )
+        tally.ask(calls, prompts=calls[::each], streaming=asked.stream)
         return asked if calls == asked.calls else msgspec.structs.replace(asked, calls=calls)
 
     def _giving(self, asked: Asked, exchange: Exchange, tally: Tally) -> Giving:

@@ -100,8 +100,8 @@ class Tally(msgspec.Struct, eq=False):
         """Note that the answer is complete."""
         self.finishes, self.usage = finishes, usage
 
-    def ask(self, calls: Sequence[Call], *, prompt_tokens: int, streaming: bool) -> None:
-        """Note what is asked for, for the span too."""
+    def ask(self, calls: Sequence[Call], *, prompts: Sequence[Call], streaming: bool) -> None:
+        """Note what is asked for, for the span too; each prompt is there once."""
         call = self.call = calls[0]
         self.streaming = streaming
         self.stage = Stage.PLACE
@@ -116,7 +116,7 @@ class Tally(msgspec.Struct, eq=False):
                 attributes.GEN_AI_REQUEST_TEMPERATURE: call.sampling.temperature,
                 attributes.GEN_AI_REQUEST_TOP_P: call.sampling.top_p,
                 attributes.GEN_AI_REQUEST_STREAM: streaming,
-                attributes.GEN_AI_INPUT_TOKENS: prompt_tokens,
+                attributes.GEN_AI_INPUT_TOKENS: sum(one.prompt_tokens for one in prompts),
             }
         )
 

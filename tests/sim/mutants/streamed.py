@@ -58,7 +58,7 @@ _rest = Attempts._rest
 
 
 def _only_prompt(self: Any) -> Any:
-    return msgspec.structs.replace(_rest(self), input_ids=self._call.input_ids)
+    return msgspec.structs.replace(_rest(self), prompt=self._call.prompt)
 
 
 def _one_nonce(_entropy: Any) -> str:

@@ -28,7 +28,6 @@ from services.gateway.openai.tools import Chosen, choose
 
 __all__ = ["ChatApi"]
 
-_ID_BYTES = 4
 _READER = BodyReader(ChatRequest, CHAT_FIELDS)
 
 
@@ -71,11 +70,15 @@ class ChatApi:
         setting = _setting(request, chosen, text)
         now_ms = asker.clock.unix_ms()
         rendered = render_chat(text, request.messages, unix_ms=now_ms, setting=setting)
-        ids = await encode_prompt(text, rendered, context_tokens=context_tokens, param="messages")
         asked = request.max_completion_tokens or request.max_tokens
-        limit = max_tokens(
-            asked, len(ids) // _ID_BYTES, context_tokens, asker.rules, param="messages"
+        ids = await encode_prompt(
+            text,
+            rendered,
+            context_tokens=context_tokens,
+            answer_tokens=asked or asker.rules.default_max_tokens,
+            param="messages",
         )
+        limit = max_tokens(asked, ids.most, context_tokens, asker.rules, param="messages")
         sampling = sampling_of(
             request,
             limit,

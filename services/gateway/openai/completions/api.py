@@ -21,7 +21,6 @@ from services.gateway.openai.sampling import check_drawing, check_tokens, max_to
 
 __all__ = ["CompletionApi"]
 
-_ID_BYTES = 4
 _DEFAULT_TOKENS = 16
 _READER = BodyReader(CompletionRequest, COMPLETION_FIELDS)
 
@@ -103,7 +102,7 @@ async def _prompt(
     ids = await encode_given(text, given, context_tokens=context_tokens)
     limit = max_tokens(
         request.max_completion_tokens or request.max_tokens or _DEFAULT_TOKENS,
-        len(ids) // _ID_BYTES,
+        ids.tokens,
         context_tokens,
         asker.rules,
         param="prompt",
@@ -128,6 +127,6 @@ def _echoes(
         return ("",) * len(given)
     skip = request.skip_special_tokens is not False
     return tuple(
-        text.tokenizer.decode(prompt.ids, skip_special=skip) if one.text is None else one.text
+        text.tokenizer.decode(prompt.ids.ids, skip_special=skip) if one.text is None else one.text
         for one, prompt in zip(given, prompts, strict=True)
     )

@@ -8,6 +8,7 @@ from libs.text import ModelText
 from libs.text.tokenizer import pack_ids
 from services.gateway.openai.bodies import invalid
 from services.gateway.openai.prompts import encode_prompt
+from services.gateway.prompt import PromptIds
 
 __all__ = ["Given", "encode_given", "given_prompts"]
 
@@ -44,8 +45,8 @@ def given_prompts(prompt: str | list[_Part]) -> tuple[Given, ...]:
     return found
 
 
-async def encode_given(text: ModelText, given: Given, *, context_tokens: int) -> bytes:
-    """Return the ids of a prompt as little-endian uint32.
+async def encode_given(text: ModelText, given: Given, *, context_tokens: int) -> PromptIds:
+    """Return the ids of a prompt.
 
     Raises:
         PdbusError: a token is not in the vocabulary, or the prompt cannot fit.
@@ -57,4 +58,4 @@ async def encode_given(text: ModelText, given: Given, *, context_tokens: int) ->
     vocabulary = text.tokenizer.vocabulary
     if max(given.ids) >= vocabulary:
         raise invalid("prompt", f"the vocabulary has {vocabulary} tokens.")
-    return pack_ids(list(given.ids))
+    return PromptIds(pack_ids(list(given.ids)))

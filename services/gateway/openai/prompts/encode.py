@@ -8,6 +8,7 @@ from functools import partial
 
 from libs.text import ModelText
 from proto.errors import ErrorCode, PdbusError
+from services.gateway.prompt import PromptIds
 
 __all__ = ["INLINE_CHARS", "encode_prompt"]
 
@@ -16,12 +17,20 @@ INLINE_CHARS = 16_384
 
 
 async def encode_prompt(
-    text: ModelText, prompt: str, *, context_tokens: int, param: str, add_special: bool = False
-) -> bytes:
-    """Return the ids of a prompt as little-endian uint32.
+    text: ModelText,
+    prompt: str,
+    *,
+    context_tokens: int,
+    param: str,
+    answer_tokens: int | None = None,
+    add_special: bool = False,
+) -> PromptIds:
+    """Return the ids of a prompt.
 
     Args:
         param: the field that it comes from.
+        answer_tokens: room that its answer needs: where both certainly fit, the ids of a short
+            prompt are left to be worked out when they are needed. None for at once.
         add_special: whether the tokenizer frames it with its own tokens; a template has done so.
 
     Raises:
@@ -36,9 +45,12 @@ async def encode_prompt(
             param=param,
         )
     encode = _way(text, add_special=add_special)
-    if len(prompt) <= INLINE_CHARS:
-        return encode(prompt)
-    return await asyncio.to_thread(encode, prompt)
+    if len(prompt) > INLINE_CHARS:
+        return PromptIds(await asyncio.to_thread(encode, prompt))
+    most = text.tokenizer.most_tokens(prompt) if answer_tokens is not None else None
+    if most is None or most + (answer_tokens or 0) > context_tokens:
+        return PromptIds(encode(prompt))
+    return PromptIds(partial(encode, prompt), most=most)
 
 
 def _way(text: ModelText, *, add_special: bool) -> Callable[[str], bytes]:

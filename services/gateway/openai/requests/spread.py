@@ -12,24 +12,18 @@ from proto.output import Parsing
 from proto.sampling import SamplingParams
 from services.gateway.api import Call, Recover
 from services.gateway.openai.requests.asking import Asker
+from services.gateway.prompt import PromptIds
 
 __all__ = ["Prompt", "Wish", "digest_of", "spread"]
 
-_ID_BYTES = 4
 _SEEDS = 1 << 63
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """Token ids, and how their answers are drawn."""
 
-    ids: bytes
-    """Little-endian uint32."""
+    ids: PromptIds
     sampling: SamplingParams
-
-    @property
-    def tokens(self) -> int:
-        """Number of ids."""
-        return len(self.ids) // _ID_BYTES
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -63,8 +57,7 @@ def _calls(asker: Asker, wish: Wish, prompts: Sequence[Prompt]) -> Iterator[Call
             rid=_rid(asker, index),
             tenant=asker.tenant,
             model=wish.model,
-            input_ids=prompt.ids,
-            prompt_tokens=prompt.tokens,
+            prompt=prompt.ids,
             sampling=_drawn(prompt.sampling, index % wish.choices),
             digest=wish.digest,
             deadline_ms=now_ms + round(asker.rules.request_timeout_s * 1000),

@@ -161,6 +161,16 @@ def test_the_fewest_tokens_are_never_too_many(text: str):
 
 @settings(deadline=None)
 @given(st.text(max_size=200))
+def test_the_most_tokens_are_never_too_few(text: str):
+    """The bound is at least the true number, for any text."""
+    tokenizer = byte_tokenizer()
+    most = tokenizer.most_tokens(text)
+    assert most is not None
+    assert most >= len(unpack_ids(tokenizer.encode(text)))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
 def test_ids_are_those_of_the_library(text: str):
     """Whatever the text, its ids are those that the library's plain way gives."""
     tokenizer = byte_tokenizer()
@@ -205,6 +215,7 @@ def test_there_is_no_bound_where_text_may_be_dropped(folder: Path, change: dict[
     content = json.loads(file.read_text(encoding="utf-8")) | change
     file.write_text(json.dumps(content), encoding="utf-8")
     assert Tokenizer.load(folder).fewest_tokens("x" * 10_000) == 0
+    assert Tokenizer.load(folder).most_tokens("x") is None
 
 
 @cache

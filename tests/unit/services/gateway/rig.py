@@ -136,11 +136,14 @@ class ScriptedCalls:
     hang_in_open: bool = False
     pending: bool = False
     opened: list[Call] = field(default_factory=list)
+    known: list[bool] = field(default_factory=list)
+    """Whether the ids of each prompt were known when its call was opened."""
     lives: list[ScriptedLive] = field(default_factory=list)
     cancelled_opens: int = 0
 
     async def open(self, call: Call) -> ScriptedLive:
         self.opened.append(call)
+        self.known.append(call.prompt.known)
         if self.refuse is not None:
             raise self.refuse
         if self.hang_in_open:

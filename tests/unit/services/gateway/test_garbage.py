@@ -16,6 +16,7 @@ from proto.sampling import SamplingParams
 from services.gateway.api import Call
 from services.gateway.calls.live import LiveCall
 from services.gateway.edge import Exchange
+from services.gateway.prompt import PromptIds
 from tests.unit.services.gateway.edge.test_server import connect, request, serving
 from tests.unit.services.gateway.rig import Rig
 
@@ -59,8 +60,7 @@ async def test_calls_are_freed_as_they_end():
         rid=RequestId("a" * 26),
         tenant=TenantHash("t"),
         model="m",
-        input_ids=b"",
-        prompt_tokens=0,
+        prompt=PromptIds(b""),
         sampling=SamplingParams(max_tokens=9),
         digest="d",
         deadline_ms=1 << 60,

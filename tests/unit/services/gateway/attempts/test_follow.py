@@ -17,6 +17,7 @@ from proto.workers import Role, WorkerRef
 from services.gateway.api import Call
 from services.gateway.attempts.assembler import Assembler
 from services.gateway.attempts.follow import Follower
+from services.gateway.prompt import PromptIds
 
 
 class Hands:
@@ -50,8 +51,7 @@ def follower_of(
             rid=RequestId("a" * 26),
             tenant=TenantHash("t"),
             model="m",
-            input_ids=b"",
-            prompt_tokens=0,
+            prompt=PromptIds(b""),
             sampling=SamplingParams(max_tokens=9),
             digest="d",
             deadline_ms=0,

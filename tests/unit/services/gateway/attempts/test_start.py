@@ -20,6 +20,7 @@ from proto.sampling import SamplingParams
 from proto.workers import Role, WorkerRef
 from services.gateway.api import Call
 from services.gateway.attempts.start import AttemptLost, start_both
+from services.gateway.prompt import PromptIds
 
 
 class Sides:
@@ -55,8 +56,7 @@ def starting(sides: Sides) -> asyncio.Task[None]:
         rid=RequestId("a" * 26),
         tenant=TenantHash("t"),
         model="m",
-        input_ids=b"",
-        prompt_tokens=0,
+        prompt=PromptIds(b""),
         sampling=SamplingParams(max_tokens=9),
         digest="d",
         deadline_ms=1 << 60,

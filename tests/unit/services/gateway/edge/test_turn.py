@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from services.gateway.edge.connection import Body, Outbound, Turn
+from services.gateway.edge.connection import Body
+from services.gateway.edge.turn import Outbound, Turn
 from tests.unit.services.gateway.edge.test_server import connect
 from tests.unit.services.gateway.edge.test_writes import GET, START, body_of, part, served
 

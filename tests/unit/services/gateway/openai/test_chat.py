@@ -7,7 +7,9 @@ import json
 import threading
 
 import pytest
+from opentelemetry import trace
 
+from libs.telemetry.quiet import QuietTracerProvider
 from libs.text.tokenizer import unpack_ids
 from proto.errors import ErrorCode, PdbusError
 from proto.gateway import FinishReason
@@ -533,6 +535,18 @@ async def test_ids_do_not_collide(rig: Rig):
     assert [reply.headers["x-request-id"] for reply in replies] == ["same", "same"]
     assert replies[0].json["id"] != replies[1].json["id"]
     assert json.dumps(replies[0].json)
+
+
+async def test_a_prompt_that_certainly_fits_is_encoded_later(rig: Rig, monkeypatch):
+    """A short one is left to whoever carries the call out; near the limit nothing is left open."""
+    # A span would tell of its tokens.
+    quiet = QuietTracerProvider()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: quiet)
+    await rig.ask(max_tokens=4)
+    await rig.ask(max_tokens=CONTEXT - 60)
+    early, late = (call.prompt for call in rig.calls.opened)
+    assert early.ids == late.ids
+    assert rig.calls.known == [False, True]
 
 
 async def test_a_prompt_that_cannot_fit_is_not_encoded(rig: Rig, monkeypatch):

@@ -10,6 +10,7 @@ from proto.keyfile import TenantRules
 from proto.sampling import SamplingParams
 from services.gateway.api import Call, Recover, Slo
 from services.gateway.edge.visitor import ANYBODY, admitted
+from services.gateway.prompt import PromptIds
 from services.gateway.tenants.tenant import Tenant, duration
 from tests.unit.services.gateway.tenants.hand_clock import HandClock
 
@@ -31,8 +32,7 @@ def call(tokens: int = 10, **changes: object) -> Call:
         "rid": RequestId("r" * 26),
         "tenant": tenant_hash("acme"),
         "model": "toy",
-        "input_ids": b"",
-        "prompt_tokens": tokens,
+        "prompt": PromptIds(bytes(4 * tokens)),
         "sampling": SamplingParams(max_tokens=4),
         "digest": "d",
         "deadline_ms": 1,
