@@ -6,6 +6,8 @@ Ids stand in the last tokens only, so that `pdbus.v1.prefill.*.*.start` (all) an
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from proto.events import EventKind
 from proto.ids import Incarnation, InstanceId, Nonce, RequestId, TenantHash
 from proto.workers import Role, WorkerRef
@@ -113,6 +115,7 @@ _TEMPLATES = {
 }
 
 
+@lru_cache(maxsize=1024)
 def template(subject: str) -> str:
     """Return a subject without its ids: the name for spans and metric labels."""
     if not subject.startswith(f"{PREFIX}."):

@@ -140,7 +140,8 @@ class NatsBus:
             PdbusError: the other side refused, with its code.
             NoResponders, RequestTimeout, BusDown, TooLarge.
         """
-        way = self._way(template(subject))
+        name = template(subject)
+        way = self._ways.get(name) or self._way(name)
         facts = way.facts(subject) if recording() else None
         started = time.perf_counter()
         self._asking += 1
@@ -280,9 +281,7 @@ class NatsBus:
             get_logger().warning("bus closed before all requests ended", open=self._asking)
 
     def _way(self, name: str) -> _Way:
-        found = self._ways.get(name)
-        if found is None:
-            found = self._ways[name] = _Way(name)
+        found = self._ways[name] = _Way(name)
         return found
 
     def _forget(self, served: ServedEndpoint) -> None:

@@ -6,6 +6,7 @@ import logging
 import sys
 from contextlib import AbstractContextManager
 from contextvars import Token
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -19,6 +20,9 @@ __all__ = ["LEVELS", "get_logger", "log_context", "setup_logs"]
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 """Names that a setting may use."""
+
+_METHODS = {"exception": "error", "warn": "warning"}
+"""Levels of methods that are called otherwise."""
 
 _FOREIGN = ("nats", "uvicorn", "asyncio", "opentelemetry")
 
@@ -64,11 +68,7 @@ def setup_logs(*, service: str, instance: str, level: str, stream: TextIO | None
         structlog.contextvars.merge_contextvars,
         _identity(service, instance),
         _trace_ids,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-        structlog.processors.ExceptionRenderer(
-            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-        ),
+        _stamp,
     ]
     render = structlog.processors.JSONRenderer(serializer=_to_json)
     structlog.configure(
@@ -111,6 +111,18 @@ def _trace_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
         event.setdefault("trace_id", f"{context.trace_id:032x}")
         event.setdefault("span_id", f"{context.span_id:016x}")
     return event
+
+
+_render_exception = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
+
+
+def _stamp(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Add level and time, and turn an exception into data."""
+    event["level"] = _METHODS.get(method, method)
+    event["time"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return _render_exception(logger, method, event) if "exc_info" in event else event
 
 
 def _to_json(event: EventDict, **_options: Any) -> str:

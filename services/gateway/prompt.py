@@ -45,7 +45,8 @@ class PromptIds:
     @property
     def tokens(self) -> int:
         """How many there are."""
-        return len(self.ids) // _ID_BYTES
+        ids = self._ids if self._work is None else self.ids
+        return len(ids) // _ID_BYTES
 
     @property
     def most(self) -> int:

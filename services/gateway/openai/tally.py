@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 
@@ -13,7 +13,6 @@ from libs.telemetry import (
     attributes,
     count,
     names,
-    observe,
     observer,
     recording,
     set_attributes,
@@ -59,11 +58,23 @@ class _Meters:
         self.asked = observer(names.GATEWAY_INPUT_TOKENS, model_name=model)
         self.said = observer(names.GATEWAY_OUTPUT_TOKENS, model_name=model)
 
+        self._took = lru_cache(maxsize=64)(self._ended)
+
     def took(self, outcome: str, code: str, total_s: float) -> None:
         """Give the time of a whole request."""
-        observe(names.GATEWAY_DURATION, total_s, model_name=self._model, outcome=outcome)
-        labels = {**self._common, attributes.ERROR_TYPE: code}
-        observe(names.GEN_AI_REQUEST_DURATION, total_s, **labels)
+        whole, whole_gen_ai = self._took(outcome, code)
+        whole(total_s)
+        whole_gen_ai(total_s)
+
+    def _ended(
+        self, outcome: str, code: str
+    ) -> tuple[Callable[[float], None], Callable[[float], None]]:
+        return (
+            observer(names.GATEWAY_DURATION, model_name=self._model, outcome=outcome),
+            observer(
+                names.GEN_AI_REQUEST_DURATION, **{**self._common, attributes.ERROR_TYPE: code}
+            ),
+        )
 
 
 _meters = lru_cache(maxsize=64)(_Meters)

@@ -173,7 +173,7 @@ class Giving(msgspec.Struct, eq=False):
         ends = self._ends
         if len(ends) < len(self.asked.calls):
             raise PdbusError(ErrorCode.INTERNAL, UNFINISHED)
-        finishes, usages = zip(*(ends[index] for index in sorted(ends)), strict=True)
+        finishes, usages = zip(*[ends[index] for index in sorted(ends)], strict=True)
         usage = total_usage(usages, self.asked.choices_a_prompt)
         self.tally.end(finishes, usage)
         return usage
@@ -191,9 +191,10 @@ class Giving(msgspec.Struct, eq=False):
     def _begin(self, live: Live) -> None:
         self.live = live
         # With a key the request may be an older one.
-        if self.exchange.request_id == self.exchange.rid:
-            self.exchange.request_id = live.rid
-        self.exchange.rid = live.rid
+        exchange, rid = self.exchange, live.rid
+        if exchange.request_id == exchange.rid:
+            exchange.request_id = rid
+        exchange.rid = rid
         self.tally.stage = Stage.FIRST
 
     def _named(self, error: PdbusError) -> PdbusError:

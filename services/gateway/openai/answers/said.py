@@ -83,6 +83,8 @@ class Said:
 
 def total_usage(usages: Sequence[Usage], choices_a_prompt: int) -> Usage:
     """Return the usage of all choices together; each prompt counts once."""
+    if len(usages) == 1:
+        return usages[0]
     prompts = usages[::choices_a_prompt]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in prompts),

@@ -9,6 +9,7 @@ no finish reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,6 +30,10 @@ __all__ = ["ChatFrames", "Wording", "answer_id"]
 
 _MARK = "\x00"
 _MARK_JSON = b'"\\u0000"'
+_NO_TIME = b'"created":0,'
+_TEXT = DeltaMessage(content=_MARK)
+_ROLE = DeltaMessage(role="assistant", content="")
+_NOTHING = DeltaMessage()
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,18 +57,19 @@ class Wording(msgspec.Struct, frozen=True):
 class ChatFrames:
     """The frames of one answer; all chunks share id, time and model.
 
-    A text chunk is the same bytes around the text each time, so these are encoded once a choice.
+    A text chunk is the same bytes around the text each time, so these are made once a choice.
     """
 
     def __init__(self, head: Head, wording: Wording) -> None:
         self._head = head
         self._wording = wording
+        self._id = _encode(answer_id(head))
+        self._created = b"%d" % head.created
         indexes = range(wording.choices)
-        template = [self._chunk(index, DeltaMessage(content=_MARK)) for index in indexes]
-        parts = [chunk.partition(_MARK_JSON) for chunk in template]
+        template = [self._usual(index, _TEXT) for index in indexes]
+        parts = [chunk.rpartition(_MARK_JSON) for chunk in template]
         self._around = [(before, after) for before, _, after in parts]
-        role = DeltaMessage(role="assistant", content="")
-        self._opening = b"".join(self._chunk(index, role) for index in indexes)
+        self._opening = b"".join([self._usual(index, _ROLE) for index in indexes])
 
     @property
     def opening(self) -> bytes:
@@ -81,7 +87,7 @@ class ChatFrames:
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         """Return the finish chunk of a choice."""
-        return self._chunk(index, DeltaMessage(), reason)
+        return self._usual(index, _NOTHING, reason)
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk if the client asked for it, and `[DONE]`."""
@@ -117,6 +123,12 @@ class ChatFrames:
         one = self._wording.one_call
         return tuple(_call(piece) for piece in _joined(pieces) if not (one and piece.index))
 
+    def _usual(self, index: int, delta: DeltaMessage, finish: FinishReason | None = None) -> bytes:
+        """Return a chunk that each answer has, but for its id and time."""
+        usage = self._wording.include_usage
+        start, middle, rest = _outline(self._head.model, index, delta, finish, usage=usage)
+        return b"".join((start, self._id, middle, self._created, rest))
+
     def _chunk(
         self,
         index: int,
@@ -138,6 +150,24 @@ class ChatFrames:
             choices=choices,
             usage=usage,
         )
+
+
+@lru_cache(maxsize=1024)
+def _outline(
+    model: str, index: int, delta: DeltaMessage, finish: FinishReason | None, *, usage: bool
+) -> tuple[bytes, bytes, bytes]:
+    """Return what stands around the id and the time of a chunk."""
+    choice = ChunkChoice(index=index, delta=delta, finish_reason=finish, logprobs=None)
+    chunk = ChatChunk(
+        id=_MARK,
+        created=0,
+        model=model,
+        choices=(choice,),
+        usage=None if usage else UNSET,
+    )
+    start, _, rest = frame(chunk).partition(_MARK_JSON)
+    middle, time, rest = rest.partition(_NO_TIME)
+    return start, middle + time[:-2], time[-1:] + rest
 
 
 def _joined(pieces: Sequence[CallDelta]) -> Iterator[CallDelta]:
