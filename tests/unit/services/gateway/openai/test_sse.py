@@ -21,7 +21,7 @@ from tests.unit.services.gateway.rig import events_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """All text that can cross the bus: no lone surrogates."""
-models = st.text("abc-./_0", min_size=1, max_size=20)
+models = st.text('abc-./_0"\x00,:', min_size=1, max_size=20)
 
 
 def frames(model: str = "m", *, include_usage: bool = False) -> ChatFrames:
@@ -41,6 +41,21 @@ def test_text_chunks_equal_the_typed_ones(text: str, model: str, include_usage: 
     usage = {"usage": None} if include_usage else {}
     chunk = ChatChunk(id="chatcmpl-1", created=5, model=model, choices=(choice,), **usage)
     assert said(frames(model, include_usage=include_usage), text) == frame(chunk)
+
+
+@settings(deadline=None)
+@given(models, st.sampled_from(FinishReason), st.booleans())
+def test_first_and_last_chunks_equal_the_typed_ones(
+    model: str, finish: FinishReason, include_usage: bool
+):
+    """So do the chunks that each answer begins and ends with."""
+    usage = {"usage": None} if include_usage else {}
+    role = ChunkChoice(index=0, delta=DeltaMessage(role="assistant", content=""))
+    ended = ChunkChoice(index=0, delta=DeltaMessage(), finish_reason=finish)
+    made = frames(model, include_usage=include_usage)
+    for choice, chunk in ((role, made.opening), (ended, made.finish(0, finish))):
+        whole = ChatChunk(id="chatcmpl-1", created=5, model=model, choices=(choice,), **usage)
+        assert chunk == frame(whole)
 
 
 @settings(deadline=None)
