@@ -11,15 +11,22 @@ from libs.transfer import pages as copies
 from libs.transfer.api import KvLayout, PagePool
 from libs.transfer.pages import PageStore, as_pages
 
-SIZES = (1, 24, 384)
+SIZES = (1, 24, 384, 384, 384)
 ROWS = (3, 8)
 PAGES = 40
 
 
-def store(seed: int) -> tuple[PageStore, list[np.ndarray], list[np.ndarray]]:
-    """Return a store with random contents, and its buffers."""
+def store(
+    seed: int, gaps: tuple[int, ...] = (0, 0, 0, 64, 64)
+) -> tuple[PageStore, list[np.ndarray], list[np.ndarray]]:
+    """Return a store with random contents, and its buffers, which lie so far from each other."""
     rng = np.random.default_rng(seed)
-    pages = [rng.integers(0, 256, (PAGES, size), np.uint8) for size in SIZES]
+    flat = rng.integers(0, 256, PAGES * sum(SIZES) + sum(gaps), np.uint8)
+    pages, at = [], 0
+    for size, gap in zip(SIZES, gaps, strict=True):
+        at += gap
+        pages.append(flat[at : at + PAGES * size].reshape(PAGES, size))
+        at += PAGES * size
     rows = [rng.integers(0, 256, (4, size), np.uint8) for size in ROWS]
     layout = KvLayout(page_bytes=SIZES, row_bytes=ROWS, page_tokens=1, compat="")
     return PageStore(layout, PagePool(pages), PagePool(rows)), pages, rows
@@ -74,6 +81,60 @@ def test_runs_and_single_pages_are_copied_alike(least: int, pages: list[int]) ->
     for a, b, old in zip(there, here, untouched, strict=True):
         assert (a[numbers] == b[numbers]).all()
         assert (np.delete(b, numbers, 0) == np.delete(old, numbers, 0)).all()
+
+
+@given(
+    order=st.permutations(range(5)),
+    gaps=st.lists(st.sampled_from([0, 1, 64]), min_size=5, max_size=5),
+    pages=st.lists(st.integers(0, PAGES - 1), min_size=1, unique=True),
+    held=st.sampled_from([0, 1 << 10, 1 << 20]),
+    mean=st.sampled_from([1, 1000]),
+    most=st.sampled_from([0, 1000]),
+)
+def test_however_buffers_lie_only_the_pages_are_touched(
+    order: list[int], gaps: list[int], pages: list[int], held: int, mean: int, most: int
+) -> None:
+    """Buffers at equal distances or not, forward or back: the pages move, and no byte beside."""
+    size = 48
+    lengths = [PAGES * size + gap for gap in gaps]
+    edges = np.cumsum([0, *lengths])
+    sides = [np.random.default_rng(seed).integers(0, 256, edges[-1], np.uint8) for seed in (1, 2)]
+    layout = KvLayout(page_bytes=(size,) * 5, row_bytes=(), page_tokens=1, compat="")
+    pools = [
+        [flat[edges[n] : edges[n] + PAGES * size].reshape(PAGES, size) for n in order]
+        for flat in sides
+    ]
+    stores = [PageStore(layout, PagePool(pool), PagePool([])) for pool in pools]
+    numbers, slab = as_pages(pages, PAGES), np.zeros(PAGES * size * 5, np.uint8)
+    wanted = sides[1].copy()
+    for n in range(5):
+        place = slice(edges[n], edges[n] + PAGES * size)
+        wanted[place].reshape(PAGES, size)[numbers] = sides[0][place].reshape(PAGES, size)[numbers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_MOST_HELD", held)
+        patch.setattr(copies, "_LEAST_MEAN", mean)
+        patch.setattr(copies, "_MOST_PAGES", most)
+        moved = stores[0].gather_pages(numbers, slab)
+        assert slab[:moved].tobytes() == b"".join(one[numbers].tobytes() for one in pools[0])
+        assert stores[1].scatter_pages(numbers, slab) == moved
+    assert (sides[1] == wanted).all()
+
+
+def test_buffers_at_equal_distances_are_one_block() -> None:
+    """What lies evenly is copied together, in either direction; overlaps and odd ones are not."""
+    flat = np.zeros(4096, np.uint8)
+    layout = KvLayout(page_bytes=(8,) * 4, row_bytes=(), page_tokens=1, compat="")
+    for starts, blocks in (
+        ((0, 100, 200, 300), [4]),
+        ((300, 200, 100, 0), [4]),
+        ((0, 100, 200, 400), [3, 1]),
+        ((0, 100, 300, 400), [2, 2]),
+        ((0, 4, 8, 12), [1, 1, 1, 1]),
+        ((0, 0, 0, 0), [1, 1, 1, 1]),
+    ):
+        pool = [flat[at : at + 80].reshape(10, 8) for at in starts]
+        made = PageStore(layout, PagePool(pool), PagePool([]))
+        assert [block.buffers for block in made._blocks] == blocks
 
 
 def test_rows_are_copied() -> None:
