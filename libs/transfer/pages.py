@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -283,7 +283,7 @@ def _by_page(block: _Block, items: list[int], slab: Bytes, *, gather: bool) -> N
             mine[:] = part
 
 
-def _copy(source: Bytes, target: Bytes, *, held: bool) -> None:
+def _copy(source: npt.NDArray[Any], target: npt.NDArray[Any], *, held: bool) -> None:
     """Copy a run in each of some buffers."""
     if held:
         # numpy gives the GIL away for many items only, and that are as many as there are buffers.

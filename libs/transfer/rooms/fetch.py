@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 LEAST_PIECE = 4 << 10
 """Where our runs are shorter on average, the kernel's work for each costs more than having it fill
 a slab and scattering that."""
-MOST_PIECES = 128
+MOST_PIECES = 32
 """Unless they are so few that scattering costs more steps than the kernel's."""
 
 

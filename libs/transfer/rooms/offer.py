@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 LEAST_RUN = 8 << 10
 """Where runs are shorter on average, the kernel's work for each costs more than gathering them."""
-MOST_SHORT = 128
+MOST_SHORT = 32
 """Unless they are so few that gathering costs more steps than the kernel's."""
 _SELDOM = 4
 """They are checked so many times less often, unless all are: a digest of bytes that nobody has just
