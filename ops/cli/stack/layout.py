@@ -95,6 +95,8 @@ class SlotSpec:
     """Exit codes of a process that was asked to end, by whomever: no other one is started."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables that it has beside ours."""
+    timer_slack_ns: int = 0
+    """How late its timers may be; 0 leaves that to the system."""
 
 
 def service_slots(

@@ -18,6 +18,7 @@ from pathlib import Path
 __all__ = ["Children", "adopt_orphans", "children_of", "kill_group", "tie_to_parent"]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
 _ORPHAN_WAIT_S = 0.02
 _ORPHAN_ROUNDS = 50
@@ -38,11 +39,13 @@ class Children:
         cwd: Path,
         log: Path,
         env: Mapping[str, str] | None = None,
+        timer_slack_ns: int = 0,
     ) -> asyncio.subprocess.Process:
         """Start a process that appends its output to `log` and dies with this one.
 
         Args:
             env: variables that it has beside ours.
+            timer_slack_ns: how late its timers may be; 0 leaves that to the system.
         """
         # While a child is being started its id is not known yet, and it would look adopted.
         async with self._starting:
@@ -55,7 +58,7 @@ class Children:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    preexec_fn=tie_to_parent(),
+                    preexec_fn=tie_to_parent(timer_slack_ns),
                 )
             self._known.add(process.pid)
             return process
@@ -102,14 +105,19 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
-def tie_to_parent() -> Callable[[], None]:
-    """Return what a child runs before its program, so that it dies with this process."""
+def tie_to_parent(timer_slack_ns: int = 0) -> Callable[[], None]:
+    """Return what a child runs before its program, so that it dies with this process.
+
+    Its timers may then be late by `timer_slack_ns`, if that is not 0.
+    """
     # The library is loaded before the fork: the child may only make plain calls.
     library = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
     def tie() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if timer_slack_ns:
+            library.prctl(_PR_SET_TIMERSLACK, timer_slack_ns, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -141,7 +141,11 @@ class Slot:
         port = self.spec.port or free_port()
         try:
             process = await self._children.spawn(
-                self.spec.argv(port), cwd=self._cwd, log=self._log, env=self.spec.env
+                self.spec.argv(port),
+                cwd=self._cwd,
+                log=self._log,
+                env=self.spec.env,
+                timer_slack_ns=self.spec.timer_slack_ns,
             )
         except OSError as error:
             return None, f"cannot be started: {error}"
