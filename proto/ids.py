@@ -71,9 +71,13 @@ class Entropy(Protocol):
         ...
 
 
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+"""All numbers of ten bits; two digits at a time take half as long."""
+
+
 def _base32(value: int, length: int) -> str:
-    digits = [_ALPHABET[(value >> (5 * place)) & 31] for place in range(length)]
-    return "".join(reversed(digits))
+    """Return the last digits of a number; an even number of them."""
+    return "".join([_PAIRS[(value >> bits) & 1023] for bits in range(5 * length - 10, -1, -10)])
 
 
 def new_request_id(unix_ms: int, entropy: Entropy) -> RequestId:

@@ -196,11 +196,12 @@ class Emitter:
         oldest = next(iter(self._gathered.values()), None)
         if oldest is None:
             return
+        wait_s = max(0.0, oldest.due_s - self._clock.monotonic())
+        timer = asyncio.get_running_loop().call_later(wait_s, self._hurry.set)
         try:
-            async with asyncio.timeout(max(0.0, oldest.due_s - self._clock.monotonic())):
-                await self._hurry.wait()
-        except TimeoutError:
-            return
+            await self._hurry.wait()
+        finally:
+            timer.cancel()
 
     def _close_due(self) -> None:
         now = self._clock.monotonic()
@@ -241,11 +242,8 @@ class Emitter:
             self._open = {f"{self._ack_prefix}{self._round}-{i}": e for i, e in enumerate(batch)}
             for inbox, waiting in list(self._open.items()):
                 await self._send(inbox, waiting)
-            async with asyncio.timeout(_ROUND_TIMEOUT_S):
-                while self._open:
-                    self._answered.clear()
-                    await self._answered.wait()
-        except (BusError, TimeoutError) as error:
+            await self._settled()
+        except BusError as error:
             get_logger().debug("events sent again", open=len(self._open), error=str(error))
         again = [*self._failed, *self._open.values()]
         self._open = {}
@@ -255,6 +253,18 @@ class Emitter:
         self._held -= sum(len(each.events) for each in batch)
         self._held += sum(len(each.events) for each in again)
         return not again
+
+    async def _settled(self) -> None:
+        """Wait until all that is open was answered, or for the time of a round."""
+        self._answered.clear()
+        if not self._open:
+            return
+        # It is set once all are answered, or by this.
+        timer = asyncio.get_running_loop().call_later(_ROUND_TIMEOUT_S, self._answered.set)
+        try:
+            await self._answered.wait()
+        finally:
+            timer.cancel()
 
     async def _prepare(self) -> None:
         if not self._link.connected:
