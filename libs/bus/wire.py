@@ -26,6 +26,9 @@ CONGESTED_BYTES = 8 * 1024 * 1024
 """What may wait for a server before others wait for that."""
 
 _SUBJECT = re.compile(r"[^\s\x00]+")
+_WATCH_S = 0.02
+"""How late a question may end whose answer does not come."""
+
 _NOTHING = b"+OK\r\n"
 _NO_RESPONDERS = b"NATS/1.0 503"
 
@@ -46,7 +49,9 @@ class WireClient(Client):
         """The socket of the connection that stands."""
         self._leaving = False
         """What was published in this turn of the loop leaves at its end."""
-        self._asked: dict[str, asyncio.Future[Delivery]] = {}
+        self._asked: dict[str, tuple[asyncio.Future[Delivery], float]] = {}
+        """Questions that wait for their answer, and until when, by where it comes."""
+        self._watching = False
         self._numbered = 0
         self._replies = ""
         """Prefix of the subjects on which replies come; empty before the first question."""
@@ -153,17 +158,28 @@ class WireClient(Client):
         self._numbered += 1
         inbox = f"{self._replies}{self._numbered}"
         answer: asyncio.Future[Delivery] = loop.create_future()
-        self._asked[inbox] = answer
-        timer = loop.call_later(timeout_s, _expire, answer)
+        self._asked[inbox] = answer, loop.time() + timeout_s
+        if not self._watching:
+            self._watching = True
+            loop.call_later(_WATCH_S, self._watch, loop)
         try:
             self.send(subject, inbox, data, head)
             found = await answer
         finally:
-            timer.cancel()
             del self._asked[inbox]
         if found.head.startswith(_NO_RESPONDERS):
             raise errors.NoRespondersError
         return found
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the questions whose time is over; one timer for all costs less than one for each."""
+        now_s = loop.time()
+        for answer, until_s in self._asked.values():
+            if until_s <= now_s and not answer.done():
+                answer.set_exception(errors.TimeoutError())
+        self._watching = bool(self._asked)
+        if self._watching:
+            loop.call_later(_WATCH_S, self._watch, loop)
 
     async def _hear_replies(self) -> None:
         prefix = f"{self.new_inbox()}."
@@ -171,9 +187,9 @@ class WireClient(Client):
         self._replies = prefix
 
     def _take_reply(self, reply: Delivery) -> None:
-        answer = self._asked.get(reply.subject)
-        if answer is not None and not answer.done():
-            answer.set_result(reply)
+        asked = self._asked.get(reply.subject)
+        if asked is not None and not asked[0].done():
+            asked[0].set_result(reply)
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat an error line of the server as the loss of this connection, at most.
@@ -347,8 +363,3 @@ async def _obedient(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _expire(answer: asyncio.Future[Delivery]) -> None:
-    if not answer.done():
-        answer.set_exception(errors.TimeoutError())

@@ -8,6 +8,7 @@ import contextlib
 import nats
 import pytest
 import uvloop
+from nats import errors
 
 from libs.bus import BusSettings
 from libs.bus.api import BusDown
@@ -121,14 +122,38 @@ async def test_a_cancellation_beside_the_answer_is_obeyed(own_nats, connect, end
     own_nats.pause()
     asking = client.ask("$SRV.PING", b"", None, 30) if ends == "request" else client.flush(30)
     task = asyncio.ensure_future(asking)
-    waiting = client._asked.values() if ends == "request" else client._pongs
-    await until(lambda: waiting)
-    (future,) = waiting
+    await until(lambda: client._asked if ends == "request" else client._pongs)
+    (future,) = [answer for answer, _ in client._asked.values()] or client._pongs
     future.set_result(Delivery("", "", b"") if ends == "request" else True)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     own_nats.resume()
+
+
+async def test_questions_end_when_their_own_time_is_over(own_nats, connect):
+    """Of several that wait, each ends for itself, and none before its time."""
+    bus = await connect(own_nats)
+    client = bus.link.client
+    await client.ask("$SRV.PING", b"", None, 2)
+    own_nats.pause()
+    loop = asyncio.get_running_loop()
+
+    async def ask(timeout_s: float) -> float:
+        began_s = loop.time()
+        with pytest.raises(errors.TimeoutError):
+            await client.ask("$SRV.PING", b"", None, timeout_s)
+        return loop.time() - began_s
+
+    try:
+        long, short = await asyncio.gather(ask(0.6), ask(0.1))
+        again = await ask(0.1)
+    finally:
+        own_nats.resume()
+    assert short >= 0.1
+    assert again >= 0.1
+    assert long >= 0.6
+    assert not client._asked
 
 
 async def test_headers_keep_their_case(shared_nats):
