@@ -185,7 +185,10 @@ class Attempts:
         if chunk.ids or chunk.text or chunk.details:
             self._emit(delta_of(chunk))
         if not chunk.offset and chunk.ids:
-            self._ports.chronicle.fact(EventKind.REQUEST_STREAMING, self._call.rid, chunk.attempt)
+            later(partial(self._tell_streaming, chunk.attempt))
+
+    def _tell_streaming(self, attempt: int) -> None:
+        self._ports.chronicle.fact(EventKind.REQUEST_STREAMING, self._call.rid, attempt)
 
     def _ids(self) -> bytes:
         return b"".join(part.ids for part in self._shown)
