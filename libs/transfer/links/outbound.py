@@ -74,7 +74,6 @@ class _Lent:
     """A chunk on its way, and the slab that it needs until it is taken."""
 
     offer: OfferRoom
-    last: bool
     leased: bool
     """Whether it is under way until decode gives its slot back."""
     slab: Bytes | None
@@ -261,7 +260,7 @@ class Outbound:
         self._prefill.admission.give()
         if lent.slab is not None:
             self._slabs.append(lent.slab)
-        lent.offer.sent(last=lent.last)
+        lent.offer.sent()
         self._prefill.moved(lent.offer)
 
     def _pump(self) -> bool:
@@ -286,7 +285,7 @@ class Outbound:
                 self._prefill.moved(offer)
                 continue
             kept = slab if filled.uses_slab else None
-            self._send(peer, filled, _Lent(offer, filled.last, filled.leased, kept))
+            self._send(peer, filled, _Lent(offer, filled.leased, kept))
             if offer.has_chunk:
                 self._queue.append(offer)
             sent = True

@@ -87,6 +87,8 @@ class OfferRoom:
         self._row: int | None = None
         self._complete = False
         self._flushed = False
+        self._flying = 0
+        """Chunks that are made and not over: in whatever order they end, the room is needed."""
         self._ahead: Table | None = None
         """Where all pages and the row are, if that was looked up ahead."""
         self._lease: Lease | None = None
@@ -204,6 +206,7 @@ class OfferRoom:
                 return None
             header, message, uses_slab = self._make(want, slab, began, shared=shared)
             self._note(header, began)
+            self._flying += 1
             return Filled(
                 message,
                 header.payload,
@@ -212,11 +215,13 @@ class OfferRoom:
                 leased=header.entries > 0,
             )
 
-    def sent(self, *, last: bool) -> None:
-        """Note that a chunk has left the slab."""
+    def sent(self) -> None:
+        """Note that a chunk is over: it has left, or decode has taken it."""
         with self._lock:
             self._moved_at = self._tally.ended = time.monotonic()
-            if last and self._state not in FINAL:
+            self._flying -= 1
+            # A last chunk that was gathered has left before decode has read those before it.
+            if self._flushed and not self._flying and self._state not in FINAL:
                 self._report = self._tally.report(self.room)
                 self._state = RoomState.DONE
                 self._let_go()

@@ -79,7 +79,7 @@ def run(offer: OfferRoom, fetch: FetchRoom, slab: np.ndarray, *, shared: bool = 
             pid=os.getpid(),
             shared=slab if header.shared else None,
         )
-        offer.sent(last=filled.last)
+        offer.sent()
     return chunks
 
 
@@ -178,6 +178,31 @@ def test_what_is_read_after_prefill_lets_go_is_thrown_away(
     assert fetch.report.moved_bytes == 0
 
 
+def test_a_room_is_done_when_its_last_chunk_is_over_not_when_that_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gathered last chunk leaves at once; what decode has yet to read in place stays leased."""
+    monkeypatch.setattr(offers, "MOST_SHORT", 4)
+    prefill, decode = Side(1), Side(2)
+    offer, fetch = linked(prefill, decode, list(range(8)), lane=Lane.CMA)
+    slab = slab_for(8)
+    offer.push([1, 2], first_page=0, last=False)
+    in_place = offer.fill(slab, shared=True)
+    offer.push([9, 7, 5, 3, 11, 13], first_page=2, last=True, row=0)
+    gathered = offer.fill(slab, shared=True)
+    assert in_place is not None
+    assert gathered is not None
+    assert (in_place.leased, gathered.leased, gathered.last) == (True, False, True)
+    offer.sent()
+    assert offer.state is RoomState.MOVING
+    for chunk in (in_place, gathered):
+        header = unseal_chunk(chunk.message)
+        assert fetch.accept(header, chunk.message, same_clock=True, pid=os.getpid(), shared=slab)
+    assert fetch.state is RoomState.DONE
+    offer.sent()
+    assert offer.state is RoomState.DONE
+
+
 @pytest.mark.parametrize(("lane", "shares"), [(Lane.SYSV, (0, 16, 8)), (Lane.CMA, (0, 16, 2))])
 def test_chunks_that_are_read_in_place_are_checked_less_often(
     lane: Lane, shares: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -263,7 +288,7 @@ def test_a_room_walks_through_its_states() -> None:
     filled = offer.fill(slab)
     assert filled is not None
     assert offer.state is RoomState.MOVING
-    offer.sent(last=filled.last)
+    offer.sent()
     assert offer.state is RoomState.DONE
 
 
