@@ -11,6 +11,7 @@ from libs.clock.api import Clock
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import count, get_logger, names
 from libs.worker.attempt import Attempt, Letter
+from libs.worker.upkeep import contained
 from proto import subjects
 from proto.base import Message
 from proto.errors import ErrorCode
@@ -99,8 +100,8 @@ class Speaker:
         now_s = self._clock.monotonic()
         if now_s - self._left_s >= _PAUSE_S:
             self._left_s = now_s
-            while self._opened and self._post(self._opened[-1]):
-                self._opened.pop().items = []
+            with contained("speak"):
+                self._post_all()
         if not self._opened:
             return
         self._leaving = True
@@ -108,9 +109,18 @@ class Speaker:
         if self._waiter is None or self._waiter.done():
             self._waiter = self._tasks.spawn(self._leave_patiently(), name="speak")
 
-    def _post(self, letter: Letter) -> bool:
+    def _post_all(self) -> None:
+        """Send what is one message a gateway, up to what has to wait."""
+        while self._opened:
+            letter = self._opened.pop()
+            said, letter.items = letter.items, []
+            if not self._post(letter, said):
+                letter.items = said
+                self._opened.append(letter)
+                return
+
+    def _post(self, letter: Letter, said: list[Said]) -> bool:
         """Send what goes to one gateway, if it is one message and need not wait."""
-        said = letter.items
         if len(said) == 1:
             ((nonce, message),) = said
             subject = subjects.tokens(letter.gateway, letter.incarnation, nonce)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from structlog.testing import capture_logs
+
 from libs.bus.api import Bus, BusDown, TooLarge
 from libs.chronicle import Chronicle
 from libs.clock import SystemClock
@@ -26,6 +28,7 @@ class Wire:
         self.sent: list[tuple[str, Any]] = []
         self.down = False
         self.lags = False
+        self.breaks = False
         self._most = most_items
 
     async def publish(self, subject: str, message: Any) -> None:
@@ -41,6 +44,9 @@ class Wire:
         assert template(subject)
         if self.lags:
             return False
+        if self.breaks:
+            self.breaks = False
+            raise ValueError("a fault of ours")
         self.sent.append((subject, decode(encode(message), StreamMessage | StreamBatch)))
         return True
 
@@ -162,6 +168,26 @@ async def test_what_has_to_wait_keeps_its_place():
             if nonce == each
         ]
         assert parts == list(range(60))
+
+
+async def test_a_fault_costs_one_message():
+    """It is told, and what is said to that gateway and to others later is heard."""
+    wire = Wire()
+    async with Tasks() as tasks:
+        says, one = speaker(wire, tasks), attempt(1)
+        one.listen(reply(2, "2"))
+        wire.breaks = True
+        with capture_logs() as logs:
+            for offset in range(3):
+                says.say(one, chunk(offset))
+                await left(says)
+                await asyncio.sleep(0.002)
+    assert [(line["event"], line["task"]) for line in logs] == [("task failed", "speak")]
+    heard = sorted((subject.split(".")[3], message.offset) for subject, message in wire.sent)
+    every = [(f"gateway-{gateway}", offset) for gateway in (1, 2) for offset in range(3)]
+    (lost,) = set(every) - set(heard)
+    assert lost[1] == 0
+    assert len(heard) == len(every) - 1
 
 
 async def test_what_does_not_fit_together_travels_alone():
