@@ -1,4 +1,4 @@
-"""Bugs that were found once, by one world of many hundred.
+"""Bugs that show in one world of many hundred; most were found so.
 
 They are hunted in that world first, or their moment is brought about.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from libs.worker.tombstones import Tombstones
 from proto.errors import ErrorCode, PdbusError
 from services.gateway.attempts import assembler
 from services.gateway.attempts.assembler import Assembler
@@ -71,6 +72,7 @@ async def _cancelled_at_the_end(self: Any, *attempt: Any) -> None:
 
 
 RARE: dict[str, Mutant] = {
+    "no tombstones": mutant("I7", 454, (Tombstones, "refuses", lambda *_: False)),
     "a late read counts as a newer attempt": mutant("I7 I2", 586, (claims, "_check", _never_late)),
     "a cancel overtakes a written end": aimed(
         mutant("I2", 0, (LiveCall, "cancel", _at_any_time)),

@@ -74,7 +74,6 @@ async def _free_before_the_end(self: Any, timeout_s: float) -> bool:
 
 
 WORKING: dict[str, Mutant] = {
-    "no tombstones": mutant("I7", 20, (Tombstones, "refuses", lambda *_: False)),
     "start is not idempotent": mutant(
         "I6 room internal", 73, (PrefillService, "_handle_start", _start_twice)
     ),
