@@ -119,7 +119,9 @@ def test_deaths_of_peers_leave_nothing(start: Callable[..., Peer], lane: str, ro
         decode.until(lambda stats: not stats["peers"])
         held.append(steady(decode))
         memory.append(decode("resources")["rss"])
-    grown = int(memory[-1] - memory[rounds * 2 // 3])
+    # Whenever an allocator gives back, a single look is some megabytes lower than the one before.
+    third = rounds // 3
+    grown = int(max(memory[-third:]) - max(memory[-2 * third : -third]))
     print(f"{lane}: {3 * rounds} deaths, memory {grown >> 10:+d} KiB in the last third, {held[-1]}")
     assert set(held) == {held[0]}, held
     assert grown < SLACK
