@@ -138,7 +138,7 @@ OWNED: dict[str, Mutant] = {
     ),
     "an unknown outcome counts as written": mutant("I2", 38, (Ledger, "accept", _accept_unseen)),
     "a guest writes the ledger": mutant(
-        "I2", 4, (LiveCall, "__init__", _owner_of_all), (Ledger, "_try_end", _end_of_others)
+        "I2", 73, (LiveCall, "__init__", _owner_of_all), (Ledger, "_try_end", _end_of_others)
     ),
     "a living gateway is taken over": mutant("I2", 0, (Guest, "_lost", lambda *_: True)),
     "a complete answer is taken over and goes on": mutant(

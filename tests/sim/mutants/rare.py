@@ -75,11 +75,11 @@ RARE: dict[str, Mutant] = {
     "no tombstones": mutant("I7", 454, (Tombstones, "refuses", lambda *_: False)),
     "a late read counts as a newer attempt": mutant("I7 I2", 586, (claims, "_check", _never_late)),
     "a cancel overtakes a written end": aimed(
-        mutant("I2", 0, (LiveCall, "cancel", _at_any_time)),
+        mutant("I2", 4, (LiveCall, "cancel", _at_any_time)),
         (LiveCall, "_complete", _cancelled_at_the_end),
     ),
     "a long gap fails the stream": aimed(
         mutant("I2", 8, (Assembler, "accept", _no_patience)), (assembler, "_MOST_HELD", 4)
     ),
-    "a guest mixes two attempts": mutant("I1", 73, (Assembler, "begin", _forget_sources)),
+    "a guest mixes two attempts": mutant("I1", 510, (Assembler, "begin", _forget_sources)),
 }

@@ -34,7 +34,7 @@ def _any_card(self: Any, rid: Any, attempt: Any, _compat: Any, not_after_ms: Any
 
 ROUTED: dict[str, Mutant] = {
     "claims are not asked for": mutant("I4", 11, (answering, "claim", nothing)),
-    "claims are granted to anybody": mutant("I2 I4", 20, (claims, "_check", lambda *_: None)),
+    "claims are granted to anybody": mutant("I2 I4", 34, (claims, "_check", lambda *_: None)),
     "an attempt is placed twice": mutant("I4", 10, (Placing, "_record", _as_unplaced)),
     "versions are not compared": mutant(
         "I9",

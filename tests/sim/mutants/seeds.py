@@ -24,13 +24,13 @@ class Regression:
 
 REGRESSIONS: tuple[Regression, ...] = (
     Regression(
-        0,
+        4,
         "a cancel overtakes a written end",
         "An operator's cancel came while DONE was being written: the client heard that its answer "
         "was cancelled, and the ledger said done.",
     ),
     Regression(
-        73,
+        510,
         "a guest mixes two attempts",
         "A reader who joined a moved answer got the first words of one attempt and the rest of "
         "another.",
