@@ -123,9 +123,10 @@ class PlaneSettings:
 
     For callers that would otherwise go on computing in Python while the thread waits its turn.
     """
-    copy_threads: int = 4
+    copy_threads: int | None = None
     """Most threads that read one long chunk together, the plane's own included; never more than
-    there are cores. Helpers begin with the first such chunk and end with the plane.
+    there are cores. None is half of the cores, at most four: engines compute on the others.
+    Helpers begin with the first such chunk and end with the plane.
     """
     shared_copy_bytes: int = 16 << 20
     """How long such a chunk is at least: to wake a helper costs as much as to read 1 or 2 MiB."""

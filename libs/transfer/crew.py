@@ -6,11 +6,15 @@ waited for: its share is done by others, so that on busy cores the copy takes no
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "threads_for"]
+
+_MOST = 4
+"""More fill no memory's bandwidth any further."""
 
 
 class Crew:
@@ -62,6 +66,12 @@ class Crew:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads - 1, "pdbus-copy")
         return self._pool
+
+
+def threads_for(wanted: int | None) -> int:
+    """Return how many threads are in a crew; None leaves it to the number of cores."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(_MOST, cores // 2) if wanted is None else min(wanted, cores))
 
 
 def _work(left: deque[Callable[[], object]]) -> None:

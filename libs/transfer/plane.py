@@ -18,7 +18,7 @@ from functools import partial
 from typing import cast
 
 from libs.transfer.api import KvLayout, PagePool, PlaneSettings, PlaneStats
-from libs.transfer.crew import Crew
+from libs.transfer.crew import Crew, threads_for
 from libs.transfer.device import DeviceStore, is_on_device
 from libs.transfer.environment import excluded_lanes
 from libs.transfer.links import DecodeSide, Parts, PrefillSide
@@ -75,8 +75,7 @@ class UcxPlane:
         self._rested = rested
         self._changed = False
         self._closed = False
-        cores = len(os.sched_getaffinity(0))
-        self._crew = Crew(min(settings.copy_threads, cores), settings.shared_copy_bytes)
+        self._crew = Crew(threads_for(settings.copy_threads), settings.shared_copy_bytes)
         self._on_device = False
         self._started = threading.Event()
         self._start_error: PdbusError | None = None

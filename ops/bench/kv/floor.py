@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from libs.transfer.api import PlaneSettings
-from libs.transfer.crew import Crew
+from libs.transfer.crew import Crew, threads_for
 from libs.transfer.pages import Pages as Places
 from libs.transfer.reach import ENTRY, Table, pull, pull_shared, table_of
 from ops.bench.kv.contest import Partner, Round, Unavailable, cpu_of, serve_orders
@@ -95,7 +95,7 @@ class Pieces:
 
     def __init__(self, *, shared: bool = False) -> None:
         settings = PlaneSettings()
-        threads = min(settings.copy_threads, len(os.sched_getaffinity(0)))
+        threads = threads_for(settings.copy_threads)
         self._crew = Crew(threads if shared else 1, settings.shared_copy_bytes)
         self._shared = shared
         self._other = Partner(("ops.bench.kv.floor",))
@@ -103,7 +103,7 @@ class Pieces:
     def prepare(self, cell: Cell) -> None:
         """Make pools on both sides and say where the pieces are."""
         if self._shared and not self._crew.is_worth(cell.moved):
-            raise Unavailable("too short, or a single core")
+            raise Unavailable("too short, or too few cores to share it")
         if cell.pieces > _MOST_PIECES:
             raise Unavailable(f"{cell.pieces} pieces: the kernel's work for each is all there is")
         size = 2 * cell.pages * cell.page_bytes

@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
     """
     lane, *shared = request.param.split()
     settings = {"lanes": [lane], "chunk_bytes": 64 << 10, "credits": 3}
-    settings |= {"shared_copy_bytes": 1 << 10} if shared else {}
+    settings |= {"shared_copy_bytes": 1 << 10, "copy_threads": 2} if shared else {}
     prefill, decode = Peer(settings=settings), Peer(settings=settings)
     yield prefill.begun(), decode.begun()
     decode.end()

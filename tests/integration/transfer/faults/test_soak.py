@@ -33,7 +33,8 @@ rooms = itertools.count(55_000_000)
 
 def config(lane: str) -> dict[str, Any]:
     """Return the settings of a peer; what is read in place is read by several threads."""
-    return {"settings": {"lanes": [lane], "chunk_bytes": 64 << 10, "shared_copy_bytes": 16 << 10}}
+    shared = {"copy_threads": 2, "shared_copy_bytes": 16 << 10}
+    return {"settings": {"lanes": [lane], "chunk_bytes": 64 << 10, **shared}}
 
 
 def batch(prefill: Peer, decode: Peer, dice: random.Random) -> None:

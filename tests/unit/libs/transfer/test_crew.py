@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from libs.transfer.crew import Crew
+from libs.transfer.crew import Crew, threads_for
 
 DEADLINE_S = 10.0
 
@@ -91,3 +91,15 @@ def test_short_copies_are_not_worth_it(crew: Crew) -> None:
     assert not crew.is_worth(99)
     assert crew.is_worth(100)
     assert not Crew(1, 100).is_worth(1000)
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "threads"),
+    [(1, None, 1), (2, None, 1), (4, None, 2), (64, None, 4), (2, 8, 2), (16, 3, 3), (4, 0, 1)],
+)
+def test_half_of_the_cores_are_left_to_engines(
+    monkeypatch: pytest.MonkeyPatch, cores: int, wanted: int | None, threads: int
+) -> None:
+    """Unless a number is asked for, a crew takes half of the cores and at most four."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    assert threads_for(wanted) == threads
