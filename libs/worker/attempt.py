@@ -138,6 +138,10 @@ class AttemptTable(dict[tuple[RequestId, int], Attempt]):
         if not numbers:
             self._numbers.pop(attempt.rid, None)
 
+    def running(self) -> list[Attempt]:
+        """Return the attempts that are not over."""
+        return [attempt for attempt in self.values() if not attempt.over]
+
     def newest(self, rid: RequestId) -> int:
         """Return the highest number of a request's attempts here; -1 if there is none."""
         return max(self._numbers.get(rid, ()), default=-1)

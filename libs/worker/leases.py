@@ -6,7 +6,7 @@ of this process, so a partition cannot stretch them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from proto.ids import Incarnation, LeaseId, RequestId, lease_id
@@ -78,6 +78,10 @@ class LeaseTable:
     def of(self, rid: RequestId, up_to: int) -> list[Lease]:
         """Return the open leases of a request for attempts up to and including `up_to`."""
         return [x for x in self._open.values() if x.rid == rid and x.attempt <= up_to]
+
+    def unused(self, attempts: Container[tuple[RequestId, int]]) -> list[Lease]:
+        """Return the reservations: the open leases of attempts that have not come."""
+        return [lease for key, lease in self._open.items() if key not in attempts]
 
     def end(self, rid: RequestId, attempt: int) -> Lease | None:
         """Close the lease of an attempt: its memory is free. None if it is closed already."""

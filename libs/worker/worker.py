@@ -8,7 +8,8 @@ are served on subjects that carry its name, so a message to a dead engine never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 
@@ -18,14 +19,13 @@ from libs.chronicle import Chronicle
 from libs.clock.api import Clock
 from libs.engine import Engine, EngineDead, EngineFactory
 from libs.fleet import Announcer
-from libs.fleet.announcer import Presence
 from libs.lifecycle.tasks import Tasks
 from libs.telemetry import get_logger
 from libs.worker.attempt import Attempt, AttemptTable, Work
 from libs.worker.controls import Verb, control_verbs
 from libs.worker.gateways import GatewayWatch
 from libs.worker.keeper import EngineKeeper, EngineWatch
-from libs.worker.leases import LeaseTable
+from libs.worker.leases import Lease, LeaseTable
 from libs.worker.load import expose, presence_of
 from libs.worker.pairs import PairWatch
 from libs.worker.speaker import Speaker
@@ -91,15 +91,14 @@ class Worker:
         self._lost = lost
         watch = EngineWatch(self._on_loading, self._on_ready, self._on_lost)
         self._keeper = EngineKeeper(clock=clock, engines=engines, watch=watch)
-        self._announcer = Announcer(bus=bus, clock=clock, describe=self._describe)
+        self._announcer = Announcer(bus=bus, clock=clock, describe=lambda: presence_of(self))
         self._served: list[Subscription] = []
         self._cancels: Subscription | None = None
         self._gateways = GatewayWatch(bus=bus, clock=clock)
         self.upkeep = Upkeep(
             clock=clock, tasks=tasks, beat=self._beat, expire=self._expire, forget=self._forget
         )
-        self._stop = stop
-        self.kv_lanes = kv_lanes
+        self._stop, self.kv_lanes = stop, kv_lanes
         self.pairs = PairWatch(
             bus=bus, clock=clock, tasks=tasks, policy=kv_lanes, changed=self.hurry
         )
@@ -130,8 +129,7 @@ class Worker:
         await self.pairs.close()
         await self._keeper.close()
         # Only now is what was still held free: with the engine.
-        for lease in self.leases:
-            self.end_lease(lease.rid, lease.attempt, "drained")
+        self._end_leases(self.leases, "drained")
         await self._announcer.announce()
 
     def readiness(self) -> tuple[bool, str]:
@@ -171,9 +169,11 @@ class Worker:
         Raises:
             PdbusError: draining, starting, deadline, cancelled, stale_attempt, version_mismatch.
         """
-        if self.state is WorkerState.DRAINING:
+        draining = self.state is WorkerState.DRAINING
+        # What was promised before the drain is kept: its slot is there, and its caller has a plan.
+        if draining and self.leases.get(rid, attempt) is None:
             raise PdbusError(ErrorCode.DRAINING, self.instance)
-        if self.state is not WorkerState.READY or self.ready is None:
+        if self.ready is None or not (draining or self.state is WorkerState.READY):
             raise PdbusError(ErrorCode.STARTING, self.reason)
         if self.clock.unix_ms() > not_after_ms:
             raise PdbusError(ErrorCode.DEADLINE, "the message is a late copy")
@@ -286,23 +286,19 @@ class Worker:
             EventKind.ENGINE_LOST, None, incarnation=engine.incarnation, reason=reason
         )
         await self._close_verbs()
+        self._end_leases(self.leases.unused(self.attempts), "engine gone")
         # Each attempt sees EngineDead by itself and tells its gateway.
         if not await self._settled(_STOP_S):
             get_logger().error("attempts outlive their engine", attempts=len(self.attempts))
-        for lease in self.leases:
-            self.end_lease(lease.rid, lease.attempt, "engine gone")
+        self._end_leases(self.leases, "engine gone")
 
     def _become(self, state: WorkerState, reason: str) -> None:
         self.state, self.reason = state, reason
         self.hurry()
 
     async def _close_verbs(self) -> None:
-        served, self._served = self._served, []
-        for subscription in served:
-            await subscription.close()
-
-    def _describe(self) -> Presence:
-        return presence_of(self)
+        while self._served:
+            await self._served.pop().close()
 
     # Verbs and cancels
 
@@ -317,7 +313,7 @@ class Worker:
         # Announced before the process hears of it, so that nobody places work here meanwhile.
         self._become(WorkerState.DRAINING, "an operator drains it")
         self._stop()
-        return sum(not a.over for a in self.attempts.values())
+        return len(self.attempts.running())
 
     def _on_cancel(self, _subject: str, message: Cancel) -> None:
         self.tasks.spawn(self.abort(message.rid, message.attempt, message.reason), name="cancel")
@@ -383,18 +379,22 @@ class Worker:
             get_logger().info("abort of a dead engine", rid=attempt.rid)
 
     async def _abort_all(self) -> None:
-        for attempt in [a for a in self.attempts.values() if not a.over]:
+        self._end_leases(self.leases.unused(self.attempts), "drained")
+        for attempt in self.attempts.running():
             self.speaker.fail(attempt, ErrorCode.DRAINING, "the worker shut down")
             attempt.aborted = "drained"
             await self._abort_job(attempt)
         if not await self._settled(_STOP_S):
             get_logger().error("attempts outlive their abort")
 
+    def _end_leases(self, leases: Iterable[Lease], why: str) -> None:
+        for lease in leases:
+            self.end_lease(lease.rid, lease.attempt, why)
+
     async def _settled(self, timeout_s: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(not a.over for a in self.attempts.values()):
+                while self.attempts.running() or self.leases.unused(self.attempts):
                     await self.clock.sleep(0.02)
-        except TimeoutError:
-            return False
-        return True
+                return True
+        return False

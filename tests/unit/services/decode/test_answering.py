@@ -151,14 +151,40 @@ class Stub:
         )
 
 
+def reserve_of(rid: RequestId = RID, within_ms: int = 5000) -> Reserve:
+    """What holds a slot."""
+    soon = SystemClock().unix_ms() + within_ms
+    return Reserve(
+        rid=rid, attempt=0, tokens=8, compat=CARD.compat, not_after_ms=soon, deadline_ms=soon
+    )
+
+
+def start_of() -> DecodeStart:
+    """What uses it."""
+    soon = SystemClock().unix_ms() + 5000
+    return DecodeStart(
+        rid=RID,
+        attempt=0,
+        mode=Mode.DISAGGREGATED,
+        room=Room(7),
+        input_ids=b"\1\0\0\0",
+        sampling=SamplingParams(max_tokens=4),
+        reply=REPLY,
+        compat=CARD.compat,
+        not_after_ms=soon,
+        deadline_ms=soon,
+        source=PeerAddress(incarnation="1", host="h"),
+    )
+
+
 @asynccontextmanager
-async def started() -> AsyncIterator[tuple[DecodeService, Wire, Stub]]:
-    """A decode worker with one attempt under way."""
-    wire, engine, clock = Wire(), Stub(), SystemClock()
+async def ready() -> AsyncIterator[tuple[DecodeService, Wire, Stub]]:
+    """A decode worker that has nothing to do."""
+    wire, engine = Wire(), Stub()
     async with Tasks() as tasks:
         service = DecodeService(
             bus=cast(Bus, wire),
-            clock=clock,
+            clock=SystemClock(),
             tasks=tasks,
             engines=lambda _: cast(Engine, engine),
             instance=InstanceId("decode-1"),
@@ -167,29 +193,15 @@ async def started() -> AsyncIterator[tuple[DecodeService, Wire, Stub]]:
         async with asyncio.timeout(5):
             while service.worker.state is not WorkerState.READY:
                 await asyncio.sleep(0)
-        soon = clock.unix_ms() + 5000
-        reserve = Reserve(
-            rid=RID,
-            attempt=0,
-            tokens=8,
-            compat=CARD.compat,
-            not_after_ms=soon,
-            deadline_ms=soon,
-        )
-        await wire.call("reserve", reserve)
-        start = DecodeStart(
-            rid=RID,
-            attempt=0,
-            mode=Mode.DISAGGREGATED,
-            room=Room(7),
-            input_ids=b"\1\0\0\0",
-            sampling=SamplingParams(max_tokens=4),
-            reply=REPLY,
-            compat=CARD.compat,
-            not_after_ms=soon,
-            deadline_ms=soon,
-            source=PeerAddress(incarnation="1", host="h"),
-        )
+        yield service, wire, engine
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[tuple[DecodeService, Wire, Stub]]:
+    """A decode worker with one attempt under way."""
+    async with ready() as (service, wire, engine):
+        await wire.call("reserve", reserve_of())
+        start = start_of()
         await wire.call("start", start)
         assert (await wire.call("start", start)).duplicate
         yield service, wire, engine
@@ -326,3 +338,47 @@ async def test_an_abort_ends_it_while_the_claim_is_open() -> None:
         assert len(engine.aborted) == 1
         assert wire.why_ended() == ["the client left"]
         assert len(service.worker.leases) == 0
+
+
+async def test_a_drain_keeps_what_was_promised() -> None:
+    """Who has a reservation may still start; who has none is refused; the drain waits for both."""
+    async with ready() as (service, wire, engine):
+        await wire.call("reserve", reserve_of())
+        drain = asyncio.create_task(service.drain(5))
+        await settled(service)
+        assert service.worker.state is WorkerState.DRAINING
+        other = RequestId("01hf7yb2ny8wsyvtsy3bemvcp3")
+        with pytest.raises(PdbusError) as refused:
+            await wire.call("reserve", reserve_of(other))
+        assert refused.value.code is ErrorCode.DRAINING
+        assert not (await wire.call("start", start_of())).duplicate
+        wire.claim.set_result(Claimed(attempt=0))
+        engine.say("a")
+        await settled(service)
+        assert not drain.done()
+        engine.finish()
+        await drain
+        assert [chunk.text for chunk in wire.said] == ["a", "!"]
+        assert wire.why_ended() == ["finished"]
+
+
+async def test_a_drain_does_not_wait_longer_than_a_promise_holds() -> None:
+    """A reservation that nobody uses ends by its own clock, and the drain with it."""
+    async with ready() as (service, wire, _):
+        await wire.call("reserve", reserve_of(within_ms=100))
+        async with asyncio.timeout(4):
+            await service.drain(5)
+        assert wire.why_ended() == ["reservation expired"]
+
+
+async def test_promises_end_with_the_grace_and_with_the_engine() -> None:
+    """Nothing runs for them: their slots are free at once."""
+    for end, why in (("grace", "drained"), ("engine", "engine gone")):
+        async with ready() as (service, wire, engine):
+            await wire.call("reserve", reserve_of())
+            if end == "grace":
+                await service.drain(0)
+            else:
+                engine.gone.set()
+                await settled(service)
+            assert wire.why_ended() == [why]

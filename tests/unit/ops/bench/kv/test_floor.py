@@ -41,7 +41,7 @@ def test_a_floor_moves_a_cell(floor: type[Pieces | Copies]) -> None:
 def test_what_is_too_short_to_share_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads share what a plane's would share, and move all of it."""
     short, long = (Cell(LAYOUTS["8b"], 16, size << 20, apart=True) for size in (1, 16))
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3})
     contestant = Pieces(shared=True)
     try:
         with pytest.raises(Unavailable, match="too short"):
