@@ -31,6 +31,8 @@ __all__ = ["Options", "chaos", "environment", "rest", "run"]
 DEADLINE_S = 20.0
 _PATIENCE_S = DEADLINE_S + 25.0
 _REST_S = 75.0
+_TOLD_S = 3.0
+"""How long after its end a lease is told of as free at most: the record is clean before that."""
 _LAST_ASKS = 8
 _LAST_TRIES = 4
 
@@ -112,6 +114,7 @@ async def chaos(stack: ChaosStack, watcher: Watcher, options: Options) -> Eviden
     await rest(watcher, _REST_S)
     last = await _ask_again(stack, rng)
     await rest(watcher, _REST_S)
+    await asyncio.sleep(_TOLD_S)
     late += [
         f"a question at rest: {told.reply.status} {told.reply.error}"
         for told in last
