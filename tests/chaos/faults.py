@@ -152,8 +152,9 @@ class Injector:
         free = [name for name in found if name not in self._hurt]
         return self._rng.choice(free) if free else None
 
-    def _note(self, kind: str, target: str, pid: int = 0) -> Strike:
-        strike = Strike(kind, target, now_ms(), float("inf"), pid)
+    def _note(self, kind: str, target: str, pid: int = 0, from_ms: float | None = None) -> Strike:
+        began_ms = now_ms() if from_ms is None else from_ms
+        strike = Strike(kind, target, began_ms, float("inf"), pid)
         self.strikes.append(strike)
         return strike
 
@@ -163,11 +164,13 @@ class Injector:
         host = kind == "kill engine host"
         before = self._stack.slot(target).pid
         send = self._stack.signal_host if host else self._stack.signal
+        # Stamped before: on busy cores its victim may tell of it first.
+        from_ms = now_ms()
         pid = send(target, signal.SIGKILL)
         if pid is None or before is None:
             self.skipped[kind] += 1
             return
-        strike = self._note(kind, target, pid)
+        strike = self._note(kind, target, pid, from_ms)
         if host:
             # The service stays; its heartbeats tell of the next engine.
             await self._until_host_is_new(target, pid)
