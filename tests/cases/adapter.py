@@ -394,6 +394,11 @@ class Product:
 
     # Requests
 
+    def failures(self) -> list[Event]:
+        """Return the events of requests of this test that have failed."""
+        mine = (e for e in self.seen.events if str(e.rid) >= self._first)
+        return [event for event in mine if event.kind is EventKind.REQUEST_FAILED]
+
     async def ended(self, rids: Collection[str] = (), within_s: float = 10.0) -> Counter[str]:
         """Check that requests have ended once each, and return how often in which way.
 

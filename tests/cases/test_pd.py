@@ -168,7 +168,7 @@ async def check_failures(product: Product, replies: list[Reply], codes: set[str]
     assert states == Counter(
         {RequestState.DONE: told["ok"], RequestState.FAILED: len(replies) - told["ok"]}
     )
-    failed = [e for e in product.seen.events if e.kind is EventKind.REQUEST_FAILED]
+    failed = product.failures()
     assert all(event.data["code"] in codes for event in failed)
     return told
 
@@ -392,7 +392,7 @@ async def test_a_killed_decode_is_told_to_its_streams_only(
         assert reply.text == right
     rids = {exchange.reply.rid for exchange in victims}
     assert await product.ended(rids) == {RequestState.FAILED: len(victims)}
-    failed = [e for e in product.seen.events if e.kind is EventKind.REQUEST_FAILED]
+    failed = product.failures()
     assert sorted(str(e.rid) for e in failed) == sorted(rids)
     await product.freed(FREED_S)
     await asyncio.to_thread(stack.wait_replaced, "decode-0", pid)
